@@ -35,6 +35,7 @@ mod pack;
 mod pack_coded;
 mod panel;
 mod panel_coded;
+mod panel_groups;
 mod products;
 mod reduce;
 mod rope;

@@ -13,9 +13,11 @@
 //!   u8\[2\]\[r\]\[4\]: bits 2g of vector h are those of group 4h + g.
 //! - `F8E4M3` per 256 (the last may be shorter): the rows' scale f32\[r\], repeated; then per block: codes
 //!   u8\[32\]\[r\]. A row that holds a NaN gets the scale NaN: readers need not tell that code from numbers.
-//! - The panels of `pack_coded`.
+//! - Coded rows: `pack_coded`.
+//! - Groups of G (`U4`, `I8`, `F8`) per 256 (the last may be shorter): for each group s f32\[r\], and m f32\[r\] where
+//!   there are minima; then per block nibbles, bytes (+128), or codes as of `F8E4M3`. NaNs of `F8` as there, by group.
 
-use crate::format::{WeightFormat, q4k_scale_min, quants32, quants256, split_e4m3};
+use crate::format::{WeightFormat, f32_at, group_codes, q4k_scale_min, quants32, quants256, split_e4m3};
 use crate::pack_coded::pack_coded;
 use crate::simd::LANES;
 
@@ -50,6 +52,9 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
         WeightFormat::Table3Scaled => (128 + 64, 64 + 8 * 32),
         WeightFormat::Table4Scaled => (256, 64 + 8 * 16),
         WeightFormat::Table4 => (32 + 256, 0),
+        WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => (256, 256 / format.group() * 128),
+        WeightFormat::I8G16 | WeightFormat::I8G32 | WeightFormat::I8G128 => (512, 256 / format.group() * 128),
+        WeightFormat::F8G32 | WeightFormat::F8G128 => (512, 256 / format.group() * 64),
     }
 }
 
@@ -140,6 +145,18 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
                 }
             }
         }
+        WeightFormat::U4G16
+        | WeightFormat::U4G32
+        | WeightFormat::U4G128
+        | WeightFormat::I8G16
+        | WeightFormat::I8G32
+        | WeightFormat::I8G128
+        | WeightFormat::F8G32
+        | WeightFormat::F8G128 => {
+            for (group, block) in row.chunks_exact(bytes).enumerate() {
+                pack_group(format, group, block, panel, r);
+            }
+        }
         WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => {
             for (block, out) in row.chunks_exact(bytes).zip(panel.chunks_exact_mut(block_bytes)) {
                 pack_block32(format, block, out, r);
@@ -152,6 +169,34 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
             }
         }
         _ => pack_coded(format, row, panel, r),
+    }
+}
+
+/// Group `group` of a row.
+fn pack_group(format: WeightFormat, group: usize, block: &[u8], panel: &mut [u8], r: usize) {
+    let (block_bytes, head) = block_layout(format);
+    let (len, codes) = (format.group(), group_codes(format, block));
+    let codes = &codes[..len];
+    let per_head = 256 / len;
+    let out = &mut panel[group / per_head * (head + 8 * block_bytes)..];
+    let mut scale = f32_at(block, 0);
+    let at = group % per_head * if format.has_group_min() { 128 } else { 64 } + 4 * r;
+    if format.has_group_min() {
+        out[at + 64..at + 68].copy_from_slice(&block[4..8]);
+    } else if codes.iter().any(|code| code & 0x7f == 0x7f) {
+        scale = f32::NAN;
+    }
+    out[at..at + 4].copy_from_slice(&scale.to_le_bytes());
+    for (i, &code) in codes.iter().enumerate() {
+        let k = group % per_head * len + i;
+        let (block, k) = (head + k / BLOCK * block_bytes, k % BLOCK);
+        match format {
+            WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => {
+                out[block + 64 * (k / 8) + 4 * r + k % 4] |= code << (4 * (k / 4 % 2));
+            }
+            WeightFormat::F8G32 | WeightFormat::F8G128 => out[block + k * LANES + r] = code,
+            _ => out[block + 64 * (k / 4) + 4 * r + k % 4] = code,
+        }
     }
 }
 

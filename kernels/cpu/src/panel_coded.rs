@@ -126,6 +126,12 @@ impl QuantFormat for Int2Scaled {
         zero_log2: None,
     };
     const SPLIT: bool = true;
+    const HAS_MIN: bool = true;
+    #[inline(always)]
+    unsafe fn mins<S: Simd>(panel: *const u8, b: usize) -> [S::F; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { Self::scales::<S>(panel, b).m }
+    }
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
         // SAFETY: the head holds 16 + 16 halves, then 2 · 16 bytes of a scale and a min for each of 8 blocks.

@@ -29,7 +29,7 @@ pub struct Kernels {
     pub(crate) multiply: DecodedFn,
     pub(crate) linear_bf16: LinearFn,
     pub(crate) linear_tiles: LinearFn,
-    pub(crate) linear_int8: [LinearFn; NUM_FORMATS - 4],
+    pub(crate) linear_int8: [LinearFn; NUM_FORMATS - 6],
     pub(crate) attention: unsafe fn(&Attention<'_>),
     pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
     pub(crate) layer_norm: LayerNormFn,
@@ -140,6 +140,30 @@ macro_rules! float_kernels {
                 linear_f32::few::<S, panel_coded::Table4> => fn few_table4(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel_coded::Table4> =>
                     fn decode_table4(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<16>> => fn few_u4g16(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<16>> =>
+                    fn decode_u4g16(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<32>> => fn few_u4g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<32>> =>
+                    fn decode_u4g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<128>> => fn few_u4g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<128>> =>
+                    fn decode_u4g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<16>> => fn few_i8g16(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<16>> =>
+                    fn decode_i8g16(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<32>> => fn few_i8g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<32>> =>
+                    fn decode_i8g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<128>> => fn few_i8g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<128>> =>
+                    fn decode_i8g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::F8<32>> => fn few_f8g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F8<32>> =>
+                    fn decode_f8g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::F8<128>> => fn few_f8g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F8<128>> =>
+                    fn decode_f8g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
             }
         }
     };
@@ -166,6 +190,12 @@ macro_rules! int8_kernels {
                 linear_int8::run::<S, panel_coded::Table3Scaled> => fn table3_scaled(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel_coded::Table4Scaled> => fn table4_scaled(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel_coded::Table4> => fn table4(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<16>> => fn u4g16(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<32>> => fn u4g32(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<128>> => fn u4g128(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<16>> => fn i8g16(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<32>> => fn i8g32(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<128>> => fn i8g128(job: &mut Linear<'_>);
             }
         }
     };
@@ -213,6 +243,14 @@ macro_rules! table {
                 $float::few_table3_scaled,
                 $float::few_table4_scaled,
                 $float::few_table4,
+                $float::few_u4g16,
+                $float::few_u4g32,
+                $float::few_u4g128,
+                $float::few_i8g16,
+                $float::few_i8g32,
+                $float::few_i8g128,
+                $float::few_f8g32,
+                $float::few_f8g128,
             ],
             decode: [
                 $float::decode_f32,
@@ -231,6 +269,14 @@ macro_rules! table {
                 $float::decode_table3_scaled,
                 $float::decode_table4_scaled,
                 $float::decode_table4,
+                $float::decode_u4g16,
+                $float::decode_u4g32,
+                $float::decode_u4g128,
+                $float::decode_i8g16,
+                $float::decode_i8g32,
+                $float::decode_i8g128,
+                $float::decode_f8g32,
+                $float::decode_f8g128,
             ],
             linear_bf16: $bf16::run,
             linear_tiles: $tiles::tiles,
@@ -247,6 +293,12 @@ macro_rules! table {
                 $int8::table3_scaled,
                 $int8::table4_scaled,
                 $int8::table4,
+                $int8::u4g16,
+                $int8::u4g32,
+                $int8::u4g128,
+                $int8::i8g16,
+                $int8::i8g32,
+                $int8::i8g128,
             ],
             attention: $tiles::attention,
             rms_norm: $float::rms_norm,

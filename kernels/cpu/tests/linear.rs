@@ -298,6 +298,10 @@ fn integer_products_do_not_saturate_at_the_extremes() {
                 let one = half::f16::ONE.to_le_bytes();
                 let at = if format == WeightFormat::Q6K { 208 } else { 0 };
                 row[at..at + 2].copy_from_slice(&one);
+                if format as usize >= WeightFormat::U4G16 as usize {
+                    row[..4].copy_from_slice(&1f32.to_le_bytes());
+                    row[4..8].copy_from_slice(&1f32.to_le_bytes());
+                }
                 if matches!(format, WeightFormat::Q4_1 | WeightFormat::Q4K) {
                     row[2..4].copy_from_slice(&one);
                 }

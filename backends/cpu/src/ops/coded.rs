@@ -1,8 +1,6 @@
 //! GGUF's formats whose blocks are integers of few bits: which of the kernels' formats holds one, and its rows in that
 //! one. The contract's `blocks` takes them apart; this file owns nothing but the change of clothes.
 
-use std::borrow::Cow;
-
 use halyard_kernels_cpu as kernels;
 use halyard_platform_api::WeightFormat;
 use halyard_platform_api::weight_format::blocks::{self, Block, GROUP};
@@ -28,10 +26,7 @@ pub(super) fn kernel_format(format: WeightFormat) -> Option<kernels::WeightForma
 }
 
 /// Whole rows of a format as the kernels take them.
-pub(super) fn kernel_rows(format: WeightFormat, rows: &[u8]) -> Cow<'_, [u8]> {
-    let Some(to) = kernel_format(format) else {
-        return Cow::Borrowed(rows);
-    };
+pub(super) fn kernel_rows(format: WeightFormat, to: kernels::WeightFormat, rows: &[u8]) -> Vec<u8> {
     let numbers = if to.has_table() { blocks::numbers(format) } else { &[] };
     // Where each number stands among them.
     let mut places = [0; 256];
@@ -61,5 +56,5 @@ pub(super) fn kernel_rows(format: WeightFormat, rows: &[u8]) -> Cow<'_, [u8]> {
             false => out.extend(codes),
         }
     }
-    Cow::Owned(out)
+    out
 }

@@ -1,10 +1,11 @@
 //! `embedding`: rows of the canonical table, dequantised as they are gathered.
 
-use halyard_kernels_cpu::{self as kernels, dequantize_row};
+use halyard_kernels_cpu::dequantize_row;
 use halyard_platform_api::weight_format::dequantise_row;
-use halyard_platform_api::{Error, Result, Tensor, WeightFormat, WeightRows, ops};
+use halyard_platform_api::{Error, Result, Tensor, WeightRows, ops};
 
-use super::{coded, only_f32, weight_format};
+use super::forms::Form;
+use super::only_f32;
 use crate::kernel::{Kernel, Worker};
 use crate::objects::Objects;
 use crate::view::View;
@@ -12,9 +13,7 @@ use crate::view::View;
 pub(crate) struct Embedding {
     num_rows: usize,
     width: usize,
-    format: WeightFormat,
-    /// The kernels' format where rows are as they take them.
-    kernel_format: Option<kernels::WeightFormat>,
+    form: Form,
     row_bytes: usize,
     scale: f32,
 }
@@ -22,15 +21,13 @@ pub(crate) struct Embedding {
 impl Embedding {
     pub(crate) fn new(op: &ops::Embedding) -> Result<Embedding> {
         only_f32("embedding", op.out)?;
-        let (format, kernel_format) = (op.weight, weight_format("embedding", op.weight, op.width)?);
+        let form = Form::of("embedding", op.weight, op.width)?;
         let width = op.width as usize;
-        let row_bytes = format.row_bytes(width).unwrap_or(0);
-        let is_coded = coded::kernel_format(format).is_some();
+        let row_bytes = form.row_bytes(width);
         Ok(Embedding {
             num_rows: op.num_rows as usize,
             width,
-            format,
-            kernel_format: (!is_coded).then_some(kernel_format),
+            form,
             row_bytes,
             scale: op.scale,
         })
@@ -53,9 +50,9 @@ impl Kernel for Embedding {
                 }
                 let at = ids[t] as usize * self.row_bytes;
                 let stored = &table[at..at + self.row_bytes];
-                match self.kernel_format {
-                    Some(format) => dequantize_row(format, stored, row),
-                    None => dequantise_row(self.format, stored, row),
+                match self.form.is_own() {
+                    true => dequantize_row(self.form.kernel, stored, row),
+                    false => dequantise_row(self.form.from, stored, row),
                 }
                 if self.scale != 1.0 {
                     worker.kernels.scale(row, self.scale);

@@ -32,9 +32,43 @@ pub fn all_kernels() -> Vec<&'static Kernels> {
     Isa::ALL.into_iter().filter_map(Kernels::for_isa).collect()
 }
 
+fn is_group(format: WeightFormat) -> bool {
+    format as usize >= WeightFormat::U4G16 as usize
+}
+
+/// A scale or minimum of a group: 16 bits of it are used, as files have them.
+fn group_scale(rng: &mut Rng, largest: f32) -> f32 {
+    f16::from_f32(rng.unit() / largest).to_f32()
+}
+
+fn random_groups(format: WeightFormat, row: &mut [u8], rng: &mut Rng) {
+    for b in row.chunks_mut(format.block_bytes()) {
+        let is_float = matches!(format, WeightFormat::F8G32 | WeightFormat::F8G128);
+        let largest = match format.block_bytes() > format.block_len() {
+            true if is_float => 448.0,
+            true => 128.0,
+            false => 15.0,
+        };
+        b[..4].copy_from_slice(&group_scale(rng, largest).to_le_bytes());
+        if is_float {
+            b[4..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0);
+        } else {
+            b[4..8].copy_from_slice(&group_scale(rng, 2.0).to_le_bytes());
+        }
+    }
+}
+
+fn single_at(b: &[u8], at: usize) -> f64 {
+    f64::from(f32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]))
+}
+
 /// A random row of canonical bytes.
 pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
     let mut row: Vec<u8> = (0..format.row_bytes(k).unwrap()).map(|_| rng.next() as u8).collect();
+    if is_group(format) {
+        random_groups(format, &mut row, rng);
+        return row;
+    }
     let mut half = |at: &mut [u8], scale: f32| {
         at.copy_from_slice(&f16::from_f32(rng.unit() * scale).to_le_bytes());
     };
@@ -69,7 +103,7 @@ pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
 
 /// Whether rows are coded rows, this crate's own.
 pub fn is_coded(format: WeightFormat) -> bool {
-    format as u8 > WeightFormat::F8E4M3 as u8
+    format.is_coded()
 }
 
 /// Numbers of codes: those of IQ2's grids, and of IQ4_NL.
@@ -151,6 +185,20 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
             half_at(b, 0) * (nibble(&b[6..]) + 16.0 * fifth - 16.0)
         }
         WeightFormat::Q8_0 => half_at(b, 0) * f64::from(b[2 + j] as i8),
+        WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => {
+            let half = format.block_len().min(32) / 2;
+            let byte = b[8 + j / (2 * half) * half + j % half];
+            let q = if j / half % 2 == 0 { byte & 15 } else { byte >> 4 };
+            single_at(b, 0) * f64::from(q) + single_at(b, 4)
+        }
+        WeightFormat::I8G16 | WeightFormat::I8G32 | WeightFormat::I8G128 => {
+            single_at(b, 0) * f64::from(b[8 + j] as i8) + single_at(b, 4)
+        }
+        WeightFormat::F8G32 | WeightFormat::F8G128 => {
+            // The row format's arm, on this group alone.
+            let row = [&b[4..format.block_bytes()], &b[..4]].concat();
+            element(WeightFormat::F8E4M3, &row, j)
+        }
         WeightFormat::Q4K => {
             let (group, sub) = (j / 64, j / 32);
             let byte = b[16 + 32 * group + j % 32];

@@ -13,7 +13,7 @@ pub struct TensorType {
     format: Option<WeightFormat>,
 }
 
-/// The formats that [`TensorType::weight_format`] knows and MXFP4, which is handed out as BF16; for messages.
+/// The formats that [`TensorType::weight_format`] knows; for messages.
 pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, \
     IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4";
 
@@ -37,9 +37,7 @@ const fn usable(code: u32, name: &'static str, format: WeightFormat) -> TensorTy
     }
 }
 
-const MXFP4: u32 = 39;
-
-const TYPES: [TensorType; 34] = [
+const TYPES: [TensorType; 35] = [
     usable(0, "F32", WeightFormat::F32),
     usable(1, "F16", WeightFormat::F16),
     usable(2, "Q4_0", WeightFormat::Q4_0),
@@ -71,9 +69,10 @@ const TYPES: [TensorType; 34] = [
     usable(30, "BF16", WeightFormat::BF16),
     usable(34, "TQ1_0", WeightFormat::TQ1_0),
     usable(35, "TQ2_0", WeightFormat::TQ2_0),
-    plain(MXFP4, "MXFP4", 32, 17),
+    usable(39, "MXFP4", WeightFormat::Mxfp4),
     plain(40, "NVFP4", 64, 36),
     plain(41, "Q1_0", 128, 18),
+    plain(42, "Q2_0", 64, 18),
 ];
 
 impl TensorType {
@@ -112,12 +111,6 @@ impl TensorType {
     #[must_use]
     pub fn block_bytes(self) -> u64 {
         self.block_bytes.into()
-    }
-
-    /// Whether values are codes of four bits with an exponent a block, which BF16 holds exactly.
-    #[must_use]
-    pub fn is_mxfp4(self) -> bool {
-        self.code == MXFP4
     }
 
     /// The engine's format for it, `None` where the engine cannot compute with it.

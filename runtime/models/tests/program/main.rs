@@ -205,9 +205,9 @@ fn what_ranks_cannot_share_is_refused_with_both_numbers() {
     );
     let kv_heads = refusal("smollm2", 9);
     assert!(kv_heads.contains("intermediate_size is 96, which 9"), "{kv_heads}");
-    let blocks = refusal("gguf/llama3-rope-gguf.gguf", 2);
+    let blocks = refusal("gguf/llama3-rope-gguf.gguf", 4);
     assert!(
-        blocks.contains("is 48, which 2 tensor-parallel ranks") && blocks.contains("blocks of 32"),
+        blocks.contains("is 24, which 4 tensor-parallel ranks") && blocks.contains("blocks of 32"),
         "{blocks}"
     );
 }
