@@ -64,8 +64,8 @@ wire_enum! {
         /// f16 d, 16 bytes of nibbles as in Q4_0; value = d·t, where t is number q of −127, −104, −83, −65, −49, −35,
         /// −22, −10, 1, 13, 25, 38, 53, 69, 89, 113.
         IQ4NL = 14,
-        /// f16 d, u16 high, 4 bytes of low nibbles of scales, 8 groups of 16 bytes of nibbles; value = d·(scale − 32)·t,
-        /// nibbles and t as in IQ4_NL. Bits 2j and 2j + 1 of `high` are the upper bits of group j's scale.
+        /// f16 d, u16 high, 4 bytes of low nibbles of scales, 8 groups of 16 bytes of nibbles; value = d·(scale −
+        /// 32)·t, nibbles and t as in IQ4_NL. Bits 2j and 2j + 1 of `high` are the upper bits of group j's scale.
         IQ4XS = 15,
         /// f16 d, 64 bytes, 8 × u32; value = d/4·(2·scale + 1)·t. Four values a byte, a point of a grid of 256; a word
         /// has the signs of 32 values, 7 bits for eight (the eighth makes their number even), and 4 bits of scale.

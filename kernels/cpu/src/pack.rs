@@ -18,11 +18,13 @@
 //!   there are minima; then per block nibbles, bytes (+128), or codes as of `F8E4M3`. NaNs of `F8` as there, by group.
 
 use crate::format::{WeightFormat, f32_at, group_codes, q4k_scale_min, quants32, quants256, split_e4m3};
-use crate::pack_coded::pack_coded;
+use crate::pack_coded::{Layout, ROWS, pack_coded, pack_nibbles};
 use crate::simd::LANES;
 
 /// Elements of K that are packed together.
 pub(crate) const BLOCK: usize = 32;
+
+const _: () = assert!(ROWS == LANES);
 
 /// K as packed: the next multiple of 32.
 pub(crate) const fn padded_k(k: usize) -> usize {
@@ -168,7 +170,14 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
                 pack_block256(format, block, out, r);
             }
         }
-        _ => pack_coded(format, row, panel, r),
+        _ => {
+            let layout = Layout {
+                lead: lead(format),
+                block_bytes,
+                head,
+            };
+            pack_coded(format, layout, row, panel, r);
+        }
     }
 }
 
@@ -243,13 +252,5 @@ fn pack_block256(format: WeightFormat, block: &[u8], out: &mut [u8], r: usize) {
             }
         }
         pack_nibbles(q, &mut out[32..], r);
-    }
-}
-
-/// The low nibbles of 32 quants into 4 vectors of 16 rows × 4 bytes.
-pub(crate) fn pack_nibbles(q: &[u8], out: &mut [u8], r: usize) {
-    for (k, q) in q.iter().enumerate() {
-        let group = k / 4;
-        out[64 * (group / 2) + 4 * r + k % 4] |= (q & 15) << (4 * (group % 2));
     }
 }

@@ -43,7 +43,10 @@ unsafe fn fifth_quads<S: Simd>(nibbles: *const u8, bits: *const u8, v: usize) ->
     // SAFETY: 256 and 64 bytes are readable; v < 4.
     unsafe {
         let (low, high) = (nibble_quads::<S>(nibbles, v), bit_quads::<S>(bits, v));
-        [S::or_i(low[0], S::shl::<4>(high[0])), S::or_i(low[1], S::shl::<4>(high[1]))]
+        [
+            S::or_i(low[0], S::shl::<4>(high[0])),
+            S::or_i(low[1], S::shl::<4>(high[1])),
+        ]
     }
 }
 
@@ -188,7 +191,10 @@ impl QuantFormat for Table3Scaled {
         unsafe {
             let p = panel.add(offset(Self::FORMAT, b));
             let (low, high) = (pair_quads::<S>(p, v), bit_quads::<S>(p.add(128), v));
-            let places = [S::or_i(low[0], S::shl::<2>(high[0])), S::or_i(low[1], S::shl::<2>(high[1]))];
+            let places = [
+                S::or_i(low[0], S::shl::<2>(high[0])),
+                S::or_i(low[1], S::shl::<2>(high[1])),
+            ];
             numbers::<S>(panel, places)
         }
     }

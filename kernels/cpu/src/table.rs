@@ -13,8 +13,8 @@ use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
 use crate::reduce::Largest;
 use crate::rope::RopeStyle;
 use crate::{
-    act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel, panel_coded, products,
-    reduce, rope,
+    act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel,
+    panel_coded, products, reduce, rope,
 };
 
 type LinearFn = unsafe fn(&mut Linear<'_>);

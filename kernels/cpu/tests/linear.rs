@@ -340,7 +340,15 @@ fn integer_products_of_coded_rows_do_not_saturate_at_the_extremes() {
             for code in [0, 1, last] {
                 let (d, dmin) = (1f32.to_le_bytes(), if min > 0 { 1f32 } else { 0.0 }.to_le_bytes());
                 let numbers = numbers(format).map(|number| number as u8);
-                let row = [&d[..], &dmin, &numbers, &vec![scale; groups], &vec![min; groups], &vec![code; k]].concat();
+                let row = [
+                    &d[..],
+                    &dmin,
+                    &numbers,
+                    &vec![scale; groups],
+                    &vec![min; groups],
+                    &vec![code; k],
+                ]
+                .concat();
                 let case = Case::from_rows(format, k, vec![row]);
                 for sign in [1.0, -1.0] {
                     let x = vec![sign * 127.0; k];
@@ -348,7 +356,10 @@ fn integer_products_of_coded_rows_do_not_saturate_at_the_extremes() {
                     let want: f64 = (0..k).map(|i| case.weight(0, i) * f64::from(sign) * 127.0).sum();
                     let error = (f64::from(out[0]) - want).abs();
                     let isa = kernels.isa();
-                    assert!(error <= want.abs() * 1e-5 + 1e-3, "{isa} {format:?} {code}: {out:?}, {want}");
+                    assert!(
+                        error <= want.abs() * 1e-5 + 1e-3,
+                        "{isa} {format:?} {code}: {out:?}, {want}"
+                    );
                 }
             }
         }
@@ -447,8 +458,8 @@ fn packing_piece_by_piece_gives_the_same_bytes() {
 #[test]
 fn packed_weights_are_no_larger_than_the_files_by_more_than_three_percent() {
     for format in WeightFormat::ALL {
-        // What GGUF's formats of such codes take: Q5_1, Q5_K, Q2_K, Q3_K (a byte for its scales of 6 bits, and a table),
-        // IQ4_XS (the same) and IQ4_NL.
+        // What GGUF's formats of such codes take: Q5_1, Q5_K, Q2_K, Q3_K (a byte for its scales of 6 bits, and a
+        // table), IQ4_XS (the same) and IQ4_NL.
         let canonical = match format {
             WeightFormat::Int5 => 64 * 1024 / 32 * 24,
             WeightFormat::Int5Scaled => 64 * 1024 / 256 * 176,

@@ -2,8 +2,8 @@
 //! one formula serves all. Owns the layouts; computes with nothing but the block's own bytes. Layouts: ggml-common.h of
 //! the GGML project.
 //!
-//! Value i of a block is d · scale\[i / 16\] · code\[i\] − dmin · min\[i / 16\]. Both products are exact in f32 for finite
-//! scales, so that the subtraction is the only rounding; where a format has no minimum, nothing is rounded.
+//! Value i of a block is d · scale\[i / 16\] · code\[i\] − dmin · min\[i / 16\]. Both products are exact in f32 for
+//! finite scales, so that the subtraction is the only rounding; where a format has no minimum, nothing is rounded.
 
 mod floats;
 mod grids;
@@ -87,7 +87,8 @@ impl Block {
     }
 }
 
-/// The numbers that codes of a format are, ascending, where at most 4 bits can tell them apart. Empty for other formats.
+/// The numbers that codes of a format are, ascending, where at most 4 bits can tell them apart. Empty for other
+/// formats.
 #[must_use]
 pub const fn numbers(format: WeightFormat) -> &'static [i8] {
     match format {

@@ -248,8 +248,8 @@ fn refuses_bad_tensor_tables() {
     );
 }
 
-/// Numbers, names and sizes of ggml's types (`enum ggml_type` and the structs of ggml-common.h), for a row of one block:
-/// values less than a block are refused, and so are bytes less than a block.
+/// Numbers, names and sizes of ggml's types (`enum ggml_type` and the structs of ggml-common.h), for a row of one
+/// block: values less than a block are refused, and so are bytes less than a block.
 #[test]
 fn a_row_of_every_quantised_type_is_whole_blocks() {
     let types = [
@@ -282,7 +282,10 @@ fn a_row_of_every_quantised_type_is_whole_blocks() {
         assert_eq!((found.tensor_type.name(), found.len), (name, bytes));
         assert!(found.tensor_type.weight_format().is_some(), "{name}");
         let (part, _, expected, _) = malformed(&file(values - 1, bytes).1);
-        assert!(part.contains("shape") && expected.contains(&format!("{values} for {name}")), "{expected}");
+        assert!(
+            part.contains("shape") && expected.contains(&format!("{values} for {name}")),
+            "{expected}"
+        );
         let short = whole.len() - 1;
         let error = open(&whole[..short]).map(|_| ()).unwrap_err();
         assert!(matches!(error, ModelError::Truncated { .. }), "{name}: {error}");

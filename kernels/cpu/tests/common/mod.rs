@@ -51,7 +51,10 @@ fn random_groups(format: WeightFormat, row: &mut [u8], rng: &mut Rng) {
         };
         b[..4].copy_from_slice(&group_scale(rng, largest).to_le_bytes());
         if is_float {
-            b[4..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0);
+            b[4..]
+                .iter_mut()
+                .filter(|code| **code & 0x7f == 0x7f)
+                .for_each(|code| *code = 0);
         } else {
             b[4..8].copy_from_slice(&group_scale(rng, 2.0).to_le_bytes());
         }
@@ -89,7 +92,9 @@ pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
                 .for_each(|code| *code = 0);
             scale.copy_from_slice(&(rng.unit() / 448.0).to_le_bytes());
         }
-        _ if is_coded(format) => row.chunks_mut(format.block_bytes()).for_each(|b| coded_block(format, b, rng)),
+        _ if is_coded(format) => row
+            .chunks_mut(format.block_bytes())
+            .for_each(|b| coded_block(format, b, rng)),
         WeightFormat::Q6K => row.chunks_mut(210).for_each(|b| half(&mut b[208..], 0.001)),
         _ => row.chunks_mut(format.block_bytes()).for_each(|b| {
             half(&mut b[..2], 0.05);
@@ -146,7 +151,13 @@ fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
     for i in 0..groups {
         let from = if by_32 { i / 2 * 2 } else { i };
         scales[i] = if scaled { scales[from] & mask } else { 1 };
-        mins[i] = if format.has_table() { 0 } else if scaled { mins[from] & mask } else { 1 };
+        mins[i] = if format.has_table() {
+            0
+        } else if scaled {
+            mins[from] & mask
+        } else {
+            1
+        };
     }
     let bits = match format {
         WeightFormat::Int2Scaled => 3,
@@ -169,7 +180,11 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
         let float = |at: usize| f64::from(f32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]));
         let groups = format.block_len() / 16;
         let code = b[24 + 2 * groups + j];
-        let number = if format.has_table() { f64::from(b[8 + code as usize] as i8) } else { f64::from(code) };
+        let number = if format.has_table() {
+            f64::from(b[8 + code as usize] as i8)
+        } else {
+            f64::from(code)
+        };
         let (scale, min) = (b[24 + j / 16] as i8, b[24 + groups + j / 16]);
         return float(0) * f64::from(scale) * number - float(4) * f64::from(min);
     }
