@@ -1,6 +1,6 @@
 //! Which of the kernels' formats holds a weight of the contract's, and its rows in it. GGUF's formats of few bits
-//! become coded rows (`coded`). Groups of 16, 32 and 128 have kernels; what has none is decoded while it is packed: tables of
-//! whole numbers become bytes, other tables f32.
+//! become coded rows (`coded`). Groups of 16, 32 and 128 have kernels; what has none is decoded while it is packed:
+//! tables of whole numbers become bytes, other tables f32.
 
 use halyard_kernels_cpu::WeightFormat as Kernel;
 use halyard_platform_api::weight_format::{Codes, Unpacked, convert_row, dequantise_row, put_group, unpack};
