@@ -128,7 +128,9 @@ extern "C" {
 
 /* Storage format of a weight's rows: what model files hold, before a backend packs it. A row is a whole number of
  * blocks, one behind the other, and the row's tail, where there is one. All numbers are little-endian. The block
- * formats are GGUF's (ggml-common.h). */
+ * formats below 32 are GGUF's (ggml-common.h). Those from 40 on are canonical: a block is a group of 16, 32, 64 or 128
+ * values with one scale, and every format of 2 to 8 bits has one of them that holds its values. A platform that
+ * refuses a format is offered that one. */
 #define HALYARD_WEIGHT_F32 0u /**< 32-bit floats. */
 #define HALYARD_WEIGHT_F16 1u /**< 16-bit IEEE floats. */
 #define HALYARD_WEIGHT_BF16 2u /**< bfloat16. */
@@ -152,6 +154,79 @@ extern "C" {
 /** One 8-bit float (OCP OFP8 E4M3) a value; the row's tail is its scale as f32; value = scale·q. Rows of a tensor with
  * one scale all carry the same one. */
 #define HALYARD_WEIGHT_F8E4M3 9u
+/** f16 d, f16 m, u32 whose bit j is the fifth bit of value j, 16 bytes of nibbles as in Q4_0; value = d·q + m. */
+#define HALYARD_WEIGHT_Q5_1 10u
+/** 16 bytes, one for each 16 values: scale in the low nibble, min in the high one; 64 bytes of pairs of bits, f16 d,
+ * f16 dmin; value = d·scale·q − dmin·min. Of the 128 values of half h, value l of quarter k of 32 is in bits 2k and 2k
+ * + 1 of pairs' byte 32h + l. */
+#define HALYARD_WEIGHT_Q2K 11u
+/** 32 bytes of third bits (bit g of byte l is that of value 32g + l), 64 bytes of pairs as in Q2_K, 12 bytes of scales,
+ * f16 d; value = d·(scale − 32)·(q − 4). Scale j of 16, of 6 bits: its low nibble is in byte j mod 8, the low half for
+ * j below 8; its upper pair is bits 2·⌊j/4⌋ and up of byte 8 + j mod 4. */
+#define HALYARD_WEIGHT_Q3K 12u
+/** As Q4_K, with 32 bytes of fifth bits (bit g of byte l is that of value 32g + l) before the nibbles. */
+#define HALYARD_WEIGHT_Q5K 13u
+/** f16 d, 16 bytes of nibbles as in Q4_0; value = d·t, where t is number q of −127, −104, −83, −65, −49, −35, −22, −10,
+ * 1, 13, 25, 38, 53, 69, 89, 113. */
+#define HALYARD_WEIGHT_IQ4NL 14u
+/** f16 d, u16 high, 4 bytes of low nibbles of scales, 8 groups of 16 bytes of nibbles; value = d·(scale − 32)·t,
+ * nibbles and t as in IQ4_NL. Bits 2j and 2j + 1 of `high` are the upper bits of group j's scale. */
+#define HALYARD_WEIGHT_IQ4XS 15u
+/** f16 d, 64 bytes, 8 × u32; value = d/4·(2·scale + 1)·t. Four values a byte, a point of a grid of 256; a word has the
+ * signs of 32 values, 7 bits for eight (the eighth makes their number even), and 4 bits of scale. */
+#define HALYARD_WEIGHT_IQ3XXS 16u
+/** f16 d, 64 bytes, 8 bytes of ninth bits, 32 bytes of signs, 4 bytes of scales of 32 values; value = d·(2·scale +
+ * 1)·t. Four values a byte and its ninth bit, a point of a grid of 512. */
+#define HALYARD_WEIGHT_IQ3S 17u
+/** f16 d, 8 × (4 bytes, u32); value = d/8·(2·scale + 1)·t. Eight values a byte, a point of a grid of 256; words as in
+ * IQ3_XXS. */
+#define HALYARD_WEIGHT_IQ2XXS 18u
+/** f16 d, 32 × u16, 8 bytes of scales of 16 values; value = d/8·(2·scale + 1)·t. Eight values a word: 9 bits are a
+ * point of a grid of 512, 7 the signs as in IQ3_XXS. */
+#define HALYARD_WEIGHT_IQ2XS 19u
+/** f16 d, 32 bytes, 32 bytes of signs, 8 bytes of upper pairs, 8 bytes of scales of 16 values; value = d/8·(2·scale +
+ * 1)·t. Eight values a byte and its upper pair, a point of a grid of 1024. */
+#define HALYARD_WEIGHT_IQ2S 20u
+/** f16 d, 32 bytes, 8 × u16; value = d·(2·scale + 1)·(t ± 1/8). Eight values a byte and 3 bits of the word, a point of
+ * a grid of 2048; above these the word has 3 bits of scale and the sign of the eighth, 1 for minus. */
+#define HALYARD_WEIGHT_IQ1S 21u
+/** 32 bytes, 32 nibbles, 4 × u16; value as in IQ1_S. A nibble has the upper 3 bits of eight values' point and the sign
+ * of the eighth; a word four scales of 16 values, of 3 bits, and above them 4 bits of the f16 d. */
+#define HALYARD_WEIGHT_IQ1M 22u
+/** 48 bytes of five values, 4 bytes of four, f16 d; value = d·(q − 1). A byte b holds digits to base 3 of b/256, the
+ * most significant one first; value l of digit n is in byte l of 32, of 16 and of 4 bytes in turn. */
+#define HALYARD_WEIGHT_TQ1_0 23u
+#define HALYARD_WEIGHT_TQ2_0 24u /**< 64 bytes of pairs as in Q2_K, f16 d; value = d·(q − 1). */
+/** One byte e, 16 bytes of nibbles as in Q4_0; value = 2^(e − 127)·E2M1[q], with E2M1[0..8] = 0, 0.5, 1, 1.5, 2, 3, 4,
+ * 6 and E2M1[8 + i] = −E2M1[i] (OCP Microscaling Formats 1.0). e = 255 is NaN. */
+#define HALYARD_WEIGHT_MXFP4 32u
+/** One byte s, an 8-bit float as in F8E4M3, 8 bytes of nibbles: byte j holds value j in its low nibble, value j + 8 in
+ * its high one. The row's tail is t, an f32; value = (t·s)·E2M1[q], E2M1 as in Mxfp4. */
+#define HALYARD_WEIGHT_NVFP4 33u
+#define HALYARD_WEIGHT_U4G16 40u /**< f32 d, f32 m, 8 bytes of nibbles as in Nvfp4; value = d·q + m. */
+#define HALYARD_WEIGHT_U4G32 41u /**< f32 d, f32 m, 16 bytes of nibbles as in Q4_0; value = d·q + m. */
+/** f32 d, f32 m, 32 bytes of nibbles: 2 runs of 32 values, each as in Q4_0; value = d·q + m. */
+#define HALYARD_WEIGHT_U4G64 42u
+/** f32 d, f32 m, 64 bytes of nibbles: 4 runs of 32 values, each as in Q4_0; value = d·q + m. */
+#define HALYARD_WEIGHT_U4G128 43u
+#define HALYARD_WEIGHT_I8G16 44u /**< f32 d, f32 m, 16 signed bytes; value = d·q + m. */
+#define HALYARD_WEIGHT_I8G32 45u /**< f32 d, f32 m, 32 signed bytes; value = d·q + m. */
+#define HALYARD_WEIGHT_I8G64 46u /**< f32 d, f32 m, 64 signed bytes; value = d·q + m. */
+#define HALYARD_WEIGHT_I8G128 47u /**< f32 d, f32 m, 128 signed bytes; value = d·q + m. */
+#define HALYARD_WEIGHT_E2M1G16 48u /**< f32 d, 8 bytes of nibbles as in Nvfp4; value = d·E2M1[q], E2M1 as in Mxfp4. */
+#define HALYARD_WEIGHT_E2M1G32 49u /**< f32 d, 16 bytes of nibbles as in Q4_0; value = d·E2M1[q], E2M1 as in Mxfp4. */
+/** f32 d, 32 bytes of nibbles as in U4G64; value = d·NF4[q]: the 16 values of the data type NF4 (Dettmers et al. 2023,
+ * arXiv 2305.14314, appendix E). */
+#define HALYARD_WEIGHT_NF4G64 50u
+/** f32 d, 32 bytes of nibbles as in U4G64; value = d·FP4[q] with FP4[0..8] = 0, 0.0625/12, 8/12, 1, 4/12, 6/12, 2/12,
+ * 3/12 and FP4[8 + i] = −FP4[i] (bitsandbytes). */
+#define HALYARD_WEIGHT_FP4G64 51u
+/** f32 d, 16 bytes of nibbles as in Q4_0; value = d·K[q] with K = −127, −104, −83, −65, −49, −35, −22, −10, 1, 13, 25,
+ * 38, 53, 69, 89, 113 (ggml's IQ4_NL). */
+#define HALYARD_WEIGHT_IQ4NLG32 52u
+#define HALYARD_WEIGHT_F8G32 53u /**< f32 d, 32 8-bit floats as in F8E4M3; value = d·q. */
+#define HALYARD_WEIGHT_F8G64 54u /**< f32 d, 64 8-bit floats as in F8E4M3; value = d·q. */
+#define HALYARD_WEIGHT_F8G128 55u /**< f32 d, 128 8-bit floats as in F8E4M3; value = d·q. */
 
 /* Sizes of the formats: values and bytes of a block, bytes behind the blocks of a row. */
 #define HALYARD_WEIGHT_F32_BLOCK_VALUES 1u
@@ -184,6 +259,105 @@ extern "C" {
 #define HALYARD_WEIGHT_F8E4M3_BLOCK_VALUES 1u
 #define HALYARD_WEIGHT_F8E4M3_BLOCK_BYTES 1u
 #define HALYARD_WEIGHT_F8E4M3_ROW_TAIL_BYTES 4u
+#define HALYARD_WEIGHT_Q5_1_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_Q5_1_BLOCK_BYTES 24u
+#define HALYARD_WEIGHT_Q5_1_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_Q2K_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_Q2K_BLOCK_BYTES 84u
+#define HALYARD_WEIGHT_Q2K_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_Q3K_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_Q3K_BLOCK_BYTES 110u
+#define HALYARD_WEIGHT_Q3K_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_Q5K_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_Q5K_BLOCK_BYTES 176u
+#define HALYARD_WEIGHT_Q5K_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ4NL_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_IQ4NL_BLOCK_BYTES 18u
+#define HALYARD_WEIGHT_IQ4NL_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ4XS_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ4XS_BLOCK_BYTES 136u
+#define HALYARD_WEIGHT_IQ4XS_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ3XXS_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ3XXS_BLOCK_BYTES 98u
+#define HALYARD_WEIGHT_IQ3XXS_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ3S_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ3S_BLOCK_BYTES 110u
+#define HALYARD_WEIGHT_IQ3S_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ2XXS_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ2XXS_BLOCK_BYTES 66u
+#define HALYARD_WEIGHT_IQ2XXS_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ2XS_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ2XS_BLOCK_BYTES 74u
+#define HALYARD_WEIGHT_IQ2XS_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ2S_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ2S_BLOCK_BYTES 82u
+#define HALYARD_WEIGHT_IQ2S_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ1S_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ1S_BLOCK_BYTES 50u
+#define HALYARD_WEIGHT_IQ1S_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ1M_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ1M_BLOCK_BYTES 56u
+#define HALYARD_WEIGHT_IQ1M_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_TQ1_0_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_TQ1_0_BLOCK_BYTES 54u
+#define HALYARD_WEIGHT_TQ1_0_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_TQ2_0_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_TQ2_0_BLOCK_BYTES 66u
+#define HALYARD_WEIGHT_TQ2_0_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_MXFP4_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_MXFP4_BLOCK_BYTES 17u
+#define HALYARD_WEIGHT_MXFP4_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_NVFP4_BLOCK_VALUES 16u
+#define HALYARD_WEIGHT_NVFP4_BLOCK_BYTES 9u
+#define HALYARD_WEIGHT_NVFP4_ROW_TAIL_BYTES 4u
+#define HALYARD_WEIGHT_U4G16_BLOCK_VALUES 16u
+#define HALYARD_WEIGHT_U4G16_BLOCK_BYTES 16u
+#define HALYARD_WEIGHT_U4G16_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_U4G32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_U4G32_BLOCK_BYTES 24u
+#define HALYARD_WEIGHT_U4G32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_U4G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_U4G64_BLOCK_BYTES 40u
+#define HALYARD_WEIGHT_U4G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_U4G128_BLOCK_VALUES 128u
+#define HALYARD_WEIGHT_U4G128_BLOCK_BYTES 72u
+#define HALYARD_WEIGHT_U4G128_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_I8G16_BLOCK_VALUES 16u
+#define HALYARD_WEIGHT_I8G16_BLOCK_BYTES 24u
+#define HALYARD_WEIGHT_I8G16_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_I8G32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_I8G32_BLOCK_BYTES 40u
+#define HALYARD_WEIGHT_I8G32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_I8G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_I8G64_BLOCK_BYTES 72u
+#define HALYARD_WEIGHT_I8G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_I8G128_BLOCK_VALUES 128u
+#define HALYARD_WEIGHT_I8G128_BLOCK_BYTES 136u
+#define HALYARD_WEIGHT_I8G128_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_E2M1G16_BLOCK_VALUES 16u
+#define HALYARD_WEIGHT_E2M1G16_BLOCK_BYTES 12u
+#define HALYARD_WEIGHT_E2M1G16_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_E2M1G32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_E2M1G32_BLOCK_BYTES 20u
+#define HALYARD_WEIGHT_E2M1G32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_NF4G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_NF4G64_BLOCK_BYTES 36u
+#define HALYARD_WEIGHT_NF4G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_FP4G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_FP4G64_BLOCK_BYTES 36u
+#define HALYARD_WEIGHT_FP4G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ4NLG32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_IQ4NLG32_BLOCK_BYTES 20u
+#define HALYARD_WEIGHT_IQ4NLG32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_F8G32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_F8G32_BLOCK_BYTES 36u
+#define HALYARD_WEIGHT_F8G32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_F8G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_F8G64_BLOCK_BYTES 68u
+#define HALYARD_WEIGHT_F8G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_F8G128_BLOCK_VALUES 128u
+#define HALYARD_WEIGHT_F8G128_BLOCK_BYTES 132u
+#define HALYARD_WEIGHT_F8G128_ROW_TAIL_BYTES 0u
 
 /* What a device claims to be able to do; an unclaimed one is refused with a reason. */
 /** Reusable encoders are captured natively, so that padded steps of a recorded size pay. */

@@ -28,6 +28,7 @@ pub mod slots;
 pub mod status;
 pub mod submit_mark;
 pub mod tensor;
+pub mod weight_format;
 
 pub use attention::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, NoAttention};
 pub use communicator::{Collective, CollectiveKind, Communicator, CommunicatorDesc, CommunicatorId};
@@ -35,7 +36,7 @@ pub use device::{
     Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, MAX_STEP_WRITE_BYTES, OpRegistry,
     OpSupport, Platform, Queue, QueueId, QueueKind, QueueWait, StepWrite,
 };
-pub use dtype::{DType, WeightFormat};
+pub use dtype::DType;
 pub use info::{Capabilities, DTypeSet, DeviceInfo, MemoryInfo};
 pub use manifest::LinkedPlugin;
 pub use open::OpenOptions;
@@ -46,3 +47,4 @@ pub use slots::Slots;
 pub use status::{Error, Result, Status};
 pub use submit_mark::SubmitMark;
 pub use tensor::{BufferId, Tensor};
+pub use weight_format::WeightFormat;

@@ -24,7 +24,6 @@ mod platform;
 mod prepared;
 mod queue;
 mod support;
-mod weights;
 
 pub use attention_registry::KvLayout;
 pub use export::plugin;

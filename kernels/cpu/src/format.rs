@@ -5,6 +5,9 @@ use half::{bf16, f16};
 
 use crate::e4m3::e4m3_to_f32;
 
+/// Formats.
+pub(crate) const NUM_FORMATS: usize = 24;
+
 /// How the elements of a weight row are stored in a file ("canonical" bytes).
 ///
 /// GGUF blocks, little endian, in field order:
@@ -18,6 +21,16 @@ use crate::e4m3::e4m3_to_f32;
 /// - `Q6K` 256, 210: low nibbles 128 bytes, high bit pairs 64 bytes, 16 × i8 scales, d f16. w = d·scale·(q − 32).
 ///
 /// `F8E4M3` is no block format: a byte an element, and the row's scale as f32 behind them. w = scale·q.
+///
+/// The formats from `Int5` on are this crate's own, for the integers of few bits that GGUF's other formats are made of.
+/// Their rows are what the caller took apart, in blocks of 32 or 256 elements: d f32, dmin f32, the numbers of codes
+/// i8\[16\], for each 16 elements a scale i8 and a min u8 (first all scales), and a byte an element, its code.
+/// w = d·scale·n − dmin·min, where n is the code, or the number that it stands for.
+///
+/// Groups of G elements (`U4G16` has groups of 16, and so on):
+/// - `U4` d f32, m f32, G/2 bytes of nibbles in runs of 32 elements (16 where G is), each as in Q4_0. w = d·q + m.
+/// - `I8` d f32, m f32, G × i8. w = d·q + m.
+/// - `F8` d f32, G 8-bit floats. w = d·q.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WeightFormat {
@@ -41,11 +54,39 @@ pub enum WeightFormat {
     Q6K,
     /// 8-bit floats with one scale a row.
     F8E4M3,
+    /// Blocks of 32; codes of 5 bits, d and dmin of 16 bits, scale 1.
+    Int5,
+    /// Blocks of 256; codes of 5 bits, d and dmin of 16 bits, scale and min the same for each 32 elements.
+    Int5Scaled,
+    /// Blocks of 256; codes of 2 bits, d and dmin of 16 bits, scales and mins of 4 bits.
+    Int2Scaled,
+    /// Blocks of 256; codes of 3 bits, numbers within ±63, no min.
+    Table3Scaled,
+    /// Blocks of 256; codes of 4 bits, scale the same for each 32 elements, no min.
+    Table4Scaled,
+    /// Blocks of 32; codes of 4 bits, d of 16 bits, scale 1, no min.
+    Table4,
+    /// Four bits with scale and minimum, groups of 16.
+    U4G16,
+    /// The same, groups of 32.
+    U4G32,
+    /// The same, groups of 128.
+    U4G128,
+    /// Signed bytes with scale and minimum, groups of 16.
+    I8G16,
+    /// The same, groups of 32.
+    I8G32,
+    /// The same, groups of 128.
+    I8G128,
+    /// 8-bit floats, groups of 32.
+    F8G32,
+    /// The same, groups of 128.
+    F8G128,
 }
 
 impl WeightFormat {
     /// Every format.
-    pub const ALL: [WeightFormat; 10] = [
+    pub const ALL: [WeightFormat; NUM_FORMATS] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::Bf16,
@@ -56,14 +97,47 @@ impl WeightFormat {
         WeightFormat::Q4K,
         WeightFormat::Q6K,
         WeightFormat::F8E4M3,
+        WeightFormat::Int5,
+        WeightFormat::Int5Scaled,
+        WeightFormat::Int2Scaled,
+        WeightFormat::Table3Scaled,
+        WeightFormat::Table4Scaled,
+        WeightFormat::Table4,
+        WeightFormat::U4G16,
+        WeightFormat::U4G32,
+        WeightFormat::U4G128,
+        WeightFormat::I8G16,
+        WeightFormat::I8G32,
+        WeightFormat::I8G128,
+        WeightFormat::F8G32,
+        WeightFormat::F8G128,
     ];
+
+    /// Whether rows are coded rows.
+    pub const fn is_coded(self) -> bool {
+        self as usize > WeightFormat::F8E4M3 as usize && (self as usize) < WeightFormat::U4G16 as usize
+    }
+
+    /// Whether codes stand for numbers of a table.
+    pub const fn has_table(self) -> bool {
+        matches!(
+            self,
+            WeightFormat::Table3Scaled | WeightFormat::Table4Scaled | WeightFormat::Table4
+        )
+    }
 
     /// Elements in a block (1 for the float formats).
     pub const fn block_len(self) -> usize {
         match self {
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F8E4M3 => 1,
             WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => 32,
+            WeightFormat::Int5 | WeightFormat::Table4 => 32,
             WeightFormat::Q4K | WeightFormat::Q6K => 256,
+            WeightFormat::Int5Scaled | WeightFormat::Int2Scaled => 256,
+            WeightFormat::Table3Scaled | WeightFormat::Table4Scaled => 256,
+            WeightFormat::U4G16 | WeightFormat::I8G16 => 16,
+            WeightFormat::U4G32 | WeightFormat::I8G32 | WeightFormat::F8G32 => 32,
+            WeightFormat::U4G128 | WeightFormat::I8G128 | WeightFormat::F8G128 => 128,
         }
     }
 
@@ -79,6 +153,10 @@ impl WeightFormat {
             WeightFormat::Q4K => 144,
             WeightFormat::Q6K => 210,
             WeightFormat::F8E4M3 => 1,
+            WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => 8 + self.block_len() / 2,
+            WeightFormat::I8G16 | WeightFormat::I8G32 | WeightFormat::I8G128 => 8 + self.block_len(),
+            WeightFormat::F8G32 | WeightFormat::F8G128 => 4 + self.block_len(),
+            _ => CODED_HEAD + self.block_len() / 8 + self.block_len(),
         }
     }
 
@@ -90,6 +168,20 @@ impl WeightFormat {
         }
     }
 
+    /// Elements of a group that has f32 scales; 0 for other formats.
+    pub(crate) const fn group(self) -> usize {
+        if self as usize >= WeightFormat::U4G16 as usize {
+            self.block_len()
+        } else {
+            0
+        }
+    }
+
+    /// Whether groups have a minimum.
+    pub(crate) const fn has_group_min(self) -> bool {
+        self.group() > 0 && !matches!(self, WeightFormat::F8G32 | WeightFormat::F8G128)
+    }
+
     /// Bytes of a row of `k` elements, or `None` if `k` is no multiple of the block length.
     pub const fn row_bytes(self, k: usize) -> Option<usize> {
         if k.is_multiple_of(self.block_len()) {
@@ -98,6 +190,71 @@ impl WeightFormat {
             None
         }
     }
+}
+
+/// Bytes of a block of coded rows before its scales: d, dmin, and 16 numbers.
+pub(crate) const CODED_HEAD: usize = 4 + 4 + 16;
+
+/// A block of a coded row.
+pub(crate) struct CodedBlock<'a> {
+    pub d: f32,
+    pub dmin: f32,
+    pub numbers: &'a [u8],
+    pub scales: &'a [u8],
+    pub mins: &'a [u8],
+    pub codes: &'a [u8],
+}
+
+impl CodedBlock<'_> {
+    /// Of the block's bytes.
+    pub fn of(block: &[u8]) -> CodedBlock<'_> {
+        let float = |at: usize| f32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
+        // A byte an element, and an eighth of it for scales and mins.
+        let groups = (block.len() - CODED_HEAD) / 18;
+        let (scales, rest) = block[CODED_HEAD..].split_at(groups);
+        let (mins, codes) = rest.split_at(groups);
+        CodedBlock {
+            d: float(0),
+            dmin: float(4),
+            numbers: &block[8..CODED_HEAD],
+            scales,
+            mins,
+            codes,
+        }
+    }
+
+    fn dequantize(&self, has_table: bool, out: &mut [f32]) {
+        for (i, (out, &code)) in out.iter_mut().zip(self.codes).enumerate() {
+            let number = match has_table {
+                true => f32::from(self.numbers[usize::from(code & 15)] as i8),
+                false => f32::from(code),
+            };
+            let scale = self.d * f32::from(self.scales[i / 16] as i8);
+            *out = scale * number - self.dmin * f32::from(self.mins[i / 16]);
+        }
+    }
+}
+
+pub(crate) fn f32_at(bytes: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// The codes of a group as bytes: of `I8` formats shifted by +128, of `F8` formats as they are.
+pub(crate) fn group_codes(format: WeightFormat, block: &[u8]) -> [u8; 128] {
+    let mut q = [0u8; 128];
+    let codes = &block[if format.has_group_min() { 8 } else { 4 }..];
+    match format {
+        WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => {
+            let half = format.block_len().min(32) / 2;
+            for (i, &b) in codes.iter().enumerate() {
+                let at = i / half * 2 * half + i % half;
+                (q[at], q[at + half]) = (b & 15, b >> 4);
+            }
+        }
+        WeightFormat::F8G32 | WeightFormat::F8G128 => q[..codes.len()].copy_from_slice(codes),
+        _ => q.iter_mut().zip(codes).for_each(|(q, &b)| *q = b ^ 0x80),
+    }
+    q
 }
 
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
@@ -210,9 +367,30 @@ pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
                 *out = scale * e4m3_to_f32(code);
             }
         }
+        format if format.group() > 0 => {
+            let zero = if format.has_group_min() && bytes > len {
+                128.0
+            } else {
+                0.0
+            };
+            for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
+                let (d, codes) = (f32_at(block, 0), group_codes(format, block));
+                for (out, &code) in out.iter_mut().zip(&codes) {
+                    *out = match format.has_group_min() {
+                        true => (d * (f32::from(code) - zero)) + f32_at(block, 4),
+                        false => d * e4m3_to_f32(code),
+                    };
+                }
+            }
+        }
         WeightFormat::Q4K | WeightFormat::Q6K => {
             for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
                 dequantize256(format, block, out);
+            }
+        }
+        _ if format.is_coded() => {
+            for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
+                CodedBlock::of(block).dequantize(format.has_table(), out);
             }
         }
         _ => {

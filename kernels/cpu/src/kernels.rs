@@ -124,7 +124,7 @@ impl Kernels {
                 ActMode::F32 => linear_f32::many(&mut job, self.decode[format as usize], self.multiply),
                 ActMode::Bf16 => (self.linear_bf16)(&mut job),
                 ActMode::Tiles => (self.linear_tiles)(&mut job),
-                ActMode::Int8 => self.linear_int8[format as usize - WeightFormat::Q4_0 as usize](&mut job),
+                ActMode::Int8 => self.linear_int8[int8_index(format)](&mut job),
             }
         }
     }
@@ -363,4 +363,10 @@ impl Kernels {
         // SAFETY: lengths checked; the table exists only where its instructions run.
         unsafe { (self.bf16_to_f32)(x, out) }
     }
+}
+
+/// Where a format's kernel is in `linear_int8`: of all formats of quants; 8-bit floats stand between them.
+const fn int8_index(format: WeightFormat) -> usize {
+    let past_floats = format as usize > WeightFormat::F8E4M3 as usize;
+    format as usize - WeightFormat::Q4_0 as usize - past_floats as usize
 }

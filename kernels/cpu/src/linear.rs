@@ -28,7 +28,12 @@ pub const fn linear_supports(format: WeightFormat, mode: ActMode) -> bool {
         ActMode::Bf16 | ActMode::Tiles => matches!(format, WeightFormat::Bf16),
         ActMode::Int8 => !matches!(
             format,
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F8E4M3
+            WeightFormat::F32
+                | WeightFormat::F16
+                | WeightFormat::Bf16
+                | WeightFormat::F8E4M3
+                | WeightFormat::F8G32
+                | WeightFormat::F8G128
         ),
     }
 }

@@ -75,7 +75,10 @@ unsafe fn product<S: Simd, W: QuantFormat, const T: usize>(job: &Linear<'_>, at:
         for b in 0..padded_k(job.k) / BLOCK {
             let mut quads = [S::splat_i(0); INT8_QUADS];
             unroll!(v in 0..4 => { [quads[2 * v], quads[2 * v + 1]] = W::quads::<S>(weights, b, v); });
-            let scales = W::scales::<S>(weights, b);
+            let mut scales = W::scales::<S>(weights, b);
+            if W::HAS_MIN {
+                scales.m = W::mins::<S>(weights, b);
+            }
             if T >= TOGETHER && S::LARGE_TILES {
                 unroll!(i in 0..T / TOGETHER => {
                     let t = i * TOGETHER;
@@ -126,6 +129,12 @@ unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
                 let d = S::splat(f32::from_bits(*words.add(t) as u32));
                 let sum = S::fma(S::i32_to_f32(low[t]), S::mul(scales.s[0], d), sums[t]);
                 sums[t] = S::fma(S::i32_to_f32(high[t]), S::mul(scales.s[1], d), sum);
+                if W::HAS_MIN {
+                    // −d·Σq of each half.
+                    let half = |i: usize| S::mul(S::i32_to_f32(S::splat_i(*words.add((3 + i) * width + t))), d);
+                    let low = S::sub(sums[t], S::mul(scales.m[0], half(0)));
+                    sums[t] = S::sub(low, S::mul(scales.m[1], half(1)));
+                }
             });
             return;
         }
@@ -133,7 +142,7 @@ unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
         unroll!(t in 0..C => {
             let d = S::splat(f32::from_bits(*words.add(t) as u32));
             sums[t] = S::fma(S::i32_to_f32(dots[t]), S::mul(scales.s[0], d), sums[t]);
-            if W::QUANTS.zero_log2.is_none() {
+            if W::HAS_MIN || W::QUANTS.zero_log2.is_none() {
                 let offset = S::splat(f32::from_bits(*words.add(width + t) as u32));
                 sums[t] = S::fma(scales.m[0], offset, sums[t]);
             }

@@ -13,16 +13,27 @@
 //!   u8\[2\]\[r\]\[4\]: bits 2g of vector h are those of group 4h + g.
 //! - `F8E4M3` per 256 (the last may be shorter): the rows' scale f32\[r\], repeated; then per block: codes
 //!   u8\[32\]\[r\]. A row that holds a NaN gets the scale NaN: readers need not tell that code from numbers.
+//! - Coded rows: `pack_coded`.
+//! - Groups of G (`U4`, `I8`, `F8`) per 256 (the last may be shorter): for each group s f32\[r\], and m f32\[r\] where
+//!   there are minima; then per block nibbles, bytes (+128), or codes as of `F8E4M3`. NaNs of `F8` as there, by group.
 
-use crate::format::{WeightFormat, q4k_scale_min, quants32, quants256, split_e4m3};
+use crate::format::{WeightFormat, f32_at, group_codes, q4k_scale_min, quants32, quants256, split_e4m3};
+use crate::pack_coded::{Layout, ROWS, pack_coded, pack_nibbles};
 use crate::simd::LANES;
 
 /// Elements of K that are packed together.
 pub(crate) const BLOCK: usize = 32;
 
+const _: () = assert!(ROWS == LANES);
+
 /// K as packed: the next multiple of 32.
 pub(crate) const fn padded_k(k: usize) -> usize {
     k.next_multiple_of(BLOCK)
+}
+
+/// Bytes before a panel's first block: the numbers that codes stand for, where a table has them.
+pub(crate) const fn lead(format: WeightFormat) -> usize {
+    if format.has_table() { 64 } else { 0 }
 }
 
 /// (bytes of one 32-element block of a panel, bytes that precede each 8 blocks).
@@ -37,6 +48,15 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
         WeightFormat::Q4K => (32 + 256, 64),
         WeightFormat::Q6K => (32 + 256 + 128, 32),
         WeightFormat::F8E4M3 => (512, 64),
+        WeightFormat::Int5 => (64 + 256 + 64, 0),
+        WeightFormat::Int5Scaled => (256 + 64, 64 + 8 * 32),
+        WeightFormat::Int2Scaled => (128, 64 + 8 * 32),
+        WeightFormat::Table3Scaled => (128 + 64, 64 + 8 * 32),
+        WeightFormat::Table4Scaled => (256, 64 + 8 * 16),
+        WeightFormat::Table4 => (32 + 256, 0),
+        WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => (256, 256 / format.group() * 128),
+        WeightFormat::I8G16 | WeightFormat::I8G32 | WeightFormat::I8G128 => (512, 256 / format.group() * 128),
+        WeightFormat::F8G32 | WeightFormat::F8G128 => (512, 256 / format.group() * 64),
     }
 }
 
@@ -44,7 +64,7 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
 pub const fn panel_bytes(format: WeightFormat, k: usize) -> usize {
     let (block, head) = block_layout(format);
     let blocks = padded_k(k) / BLOCK;
-    blocks * block + blocks.div_ceil(8) * head
+    lead(format) + blocks * block + blocks.div_ceil(8) * head
 }
 
 /// Panels of a weight of `n` rows.
@@ -127,6 +147,18 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
                 }
             }
         }
+        WeightFormat::U4G16
+        | WeightFormat::U4G32
+        | WeightFormat::U4G128
+        | WeightFormat::I8G16
+        | WeightFormat::I8G32
+        | WeightFormat::I8G128
+        | WeightFormat::F8G32
+        | WeightFormat::F8G128 => {
+            for (group, block) in row.chunks_exact(bytes).enumerate() {
+                pack_group(format, group, block, panel, r);
+            }
+        }
         WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => {
             for (block, out) in row.chunks_exact(bytes).zip(panel.chunks_exact_mut(block_bytes)) {
                 pack_block32(format, block, out, r);
@@ -137,6 +169,42 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
             for (block, out) in row.chunks_exact(bytes).zip(outs) {
                 pack_block256(format, block, out, r);
             }
+        }
+        _ => {
+            let layout = Layout {
+                lead: lead(format),
+                block_bytes,
+                head,
+            };
+            pack_coded(format, layout, row, panel, r);
+        }
+    }
+}
+
+/// Group `group` of a row.
+fn pack_group(format: WeightFormat, group: usize, block: &[u8], panel: &mut [u8], r: usize) {
+    let (block_bytes, head) = block_layout(format);
+    let (len, codes) = (format.group(), group_codes(format, block));
+    let codes = &codes[..len];
+    let per_head = 256 / len;
+    let out = &mut panel[group / per_head * (head + 8 * block_bytes)..];
+    let mut scale = f32_at(block, 0);
+    let at = group % per_head * if format.has_group_min() { 128 } else { 64 } + 4 * r;
+    if format.has_group_min() {
+        out[at + 64..at + 68].copy_from_slice(&block[4..8]);
+    } else if codes.iter().any(|code| code & 0x7f == 0x7f) {
+        scale = f32::NAN;
+    }
+    out[at..at + 4].copy_from_slice(&scale.to_le_bytes());
+    for (i, &code) in codes.iter().enumerate() {
+        let k = group % per_head * len + i;
+        let (block, k) = (head + k / BLOCK * block_bytes, k % BLOCK);
+        match format {
+            WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => {
+                out[block + 64 * (k / 8) + 4 * r + k % 4] |= code << (4 * (k / 4 % 2));
+            }
+            WeightFormat::F8G32 | WeightFormat::F8G128 => out[block + k * LANES + r] = code,
+            _ => out[block + 64 * (k / 4) + 4 * r + k % 4] = code,
         }
     }
 }
@@ -184,13 +252,5 @@ fn pack_block256(format: WeightFormat, block: &[u8], out: &mut [u8], r: usize) {
             }
         }
         pack_nibbles(q, &mut out[32..], r);
-    }
-}
-
-/// The low nibbles of 32 quants into 4 vectors of 16 rows × 4 bytes.
-fn pack_nibbles(q: &[u8], out: &mut [u8], r: usize) {
-    for (k, q) in q.iter().enumerate() {
-        let group = k / 4;
-        out[64 * (group / 2) + 4 * r + k % 4] |= (q & 15) << (4 * (group % 2));
     }
 }

@@ -5,7 +5,8 @@
 //! `fma(s, q, m)` is d·(q − zero) exactly, as files define it.
 
 use crate::format::WeightFormat;
-use crate::pack::block_layout;
+use crate::pack::{block_layout, lead};
+pub(crate) use crate::panel_groups::{F8, I8, U4};
 use crate::simd::{LANES, Quants, Simd, unroll};
 
 /// Scale and offset of the two halves (16 elements of K each) of one 32-element block, lane = row.
@@ -47,6 +48,12 @@ pub(crate) trait QuantFormat: 'static {
     const QUANTS: Quants;
     /// The two halves of a block have scales of their own.
     const SPLIT: bool = false;
+    /// Blocks have minima besides, which [`QuantFormat::mins`] gives; those of `scales` hold the zero point, too.
+    const HAS_MIN: bool = false;
+    unsafe fn mins<S: Simd>(_: *const u8, _: usize) -> [S::F; 2] {
+        // SAFETY: the caller has the instruction set.
+        unsafe { [S::splat(0.0); 2] }
+    }
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S>;
     /// Groups 2v and 2v + 1: each lane's bytes are four consecutive k of its row.
     unsafe fn quads<S: Simd>(panel: *const u8, b: usize, v: usize) -> [S::I; 2];
@@ -64,24 +71,24 @@ pub(crate) trait QuantFormat: 'static {
 
 /// Where block `b` begins.
 #[inline(always)]
-const fn offset(format: WeightFormat, b: usize) -> usize {
+pub(crate) const fn offset(format: WeightFormat, b: usize) -> usize {
     let (block, head) = block_layout(format);
     if head == 0 {
-        b * block
+        lead(format) + b * block
     } else {
-        (b / 8) * (8 * block + head) + head + (b % 8) * block
+        lead(format) + (b / 8) * (8 * block + head) + head + (b % 8) * block
     }
 }
 
 /// Where the head of the 256 elements that hold block `b` begins.
 #[inline(always)]
-const fn head_offset(format: WeightFormat, b: usize) -> usize {
+pub(crate) const fn head_offset(format: WeightFormat, b: usize) -> usize {
     let (block, head) = block_layout(format);
-    (b / 8) * (8 * block + head)
+    lead(format) + (b / 8) * (8 * block + head)
 }
 
 #[inline(always)]
-unsafe fn symmetric<S: Simd>(s: S::F, zero: f32) -> Scales<S> {
+pub(crate) unsafe fn symmetric<S: Simd>(s: S::F, zero: f32) -> Scales<S> {
     // SAFETY: the caller has the instruction set.
     unsafe {
         let m = S::mul(s, S::splat(-zero));
@@ -91,7 +98,7 @@ unsafe fn symmetric<S: Simd>(s: S::F, zero: f32) -> Scales<S> {
 
 /// Groups 2v and 2v + 1 of nibbles that begin at `p`.
 #[inline(always)]
-unsafe fn nibble_quads<S: Simd>(p: *const u8, v: usize) -> [S::I; 2] {
+pub(crate) unsafe fn nibble_quads<S: Simd>(p: *const u8, v: usize) -> [S::I; 2] {
     // SAFETY: 256 bytes of nibbles are readable at `p`; v < 4.
     unsafe {
         let packed = S::load_i(p.add(64 * v));
@@ -102,7 +109,7 @@ unsafe fn nibble_quads<S: Simd>(p: *const u8, v: usize) -> [S::I; 2] {
 
 /// `x >> (step · i)` for i in 0..4 as immediate shifts.
 #[inline(always)]
-unsafe fn shr_step<S: Simd, const S1: u32, const S2: u32, const S3: u32>(x: S::I, i: usize) -> S::I {
+pub(crate) unsafe fn shr_step<S: Simd, const S1: u32, const S2: u32, const S3: u32>(x: S::I, i: usize) -> S::I {
     // SAFETY: the caller has the instruction set.
     unsafe {
         match i {
@@ -203,25 +210,33 @@ impl PanelFormat for F8E4M3 {
         // SAFETY: block b holds 32 · 16 bytes.
         unsafe {
             let p = panel.add(offset(WeightFormat::F8E4M3, b) + 8 * v * LANES);
-            let up = S::splat(f32::from_bits((120 + 127) << 23));
             let mut w = [S::splat(0.0); 8];
-            unroll!(i in 0..8 => {
-                let code = S::load_u8x16(p.add(i * LANES));
-                let sign = S::shl::<24>(S::and_i(code, S::splat_i(0x80)));
-                let fields = S::shl::<20>(S::and_i(code, S::splat_i(0x7f)));
-                // The upper half of a pair is the word itself, its lower bits cleared: they are clear. As an f32 the
-                // fields are 2^120 too small; that factor is exact, so that the scale rounds once.
-                let [_, value] = S::bf16_pair(S::or_i(sign, fields));
-                w[i] = S::mul(S::mul(value, up), *scale);
-            });
+            unroll!(i in 0..8 => { w[i] = e4m3::<S>(p.add(i * LANES), *scale); });
             w
         }
     }
 }
 
+/// 16 codes of 8-bit floats at `p`, times their scales.
+#[inline(always)]
+pub(crate) unsafe fn e4m3<S: Simd>(p: *const u8, scale: S::F) -> S::F {
+    // SAFETY: 16 bytes are readable at `p`; the caller has the instruction set.
+    unsafe {
+        let up = S::splat(f32::from_bits((120 + 127) << 23));
+        let code = S::load_u8x16(p);
+        let sign = S::shl::<24>(S::and_i(code, S::splat_i(0x80)));
+        let fields = S::shl::<20>(S::and_i(code, S::splat_i(0x7f)));
+        // The upper half of a pair is the word itself, its lower bits cleared: they are clear. As an f32 the fields are
+        // 2^120 too small; that factor is exact, so that the scale rounds once.
+        let [_, value] = S::bf16_pair(S::or_i(sign, fields));
+        S::mul(S::mul(value, up), scale)
+    }
+}
+
+/// Reads weights of a format of quants as f32.
 macro_rules! quant_panel {
-    ($($name:ident),*) => {$(
-        impl PanelFormat for $name {
+    ($($name:ty),*) => {$(
+        impl $crate::panel::PanelFormat for $name {
             type Block<S: Simd> = Scales<S>;
             #[inline(always)]
             unsafe fn block<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
@@ -240,7 +255,9 @@ macro_rules! quant_panel {
         }
     )*};
 }
+pub(crate) use quant_panel;
 quant_panel!(Q4_0, Q4_1, Q5_0, Q8_0, Q4K, Q6K);
+quant_panel!(U4<16>, U4<32>, U4<128>, I8<16>, I8<32>, I8<128>);
 
 impl QuantFormat for Q4_0 {
     const FORMAT: WeightFormat = WeightFormat::Q4_0;

@@ -56,6 +56,7 @@ pub(crate) unsafe fn zero_point<S: Simd>(quants: Quants, negative_sum: i32) -> S
             Some(3) => S::shl::<3>(v),
             Some(4) => S::shl::<4>(v),
             Some(5) => S::shl::<5>(v),
+            Some(6) => S::shl::<6>(v),
             Some(_) => S::shl::<7>(v),
         }
     }
@@ -161,6 +162,10 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn shl<const N: u32>(a: Self::I) -> Self::I;
     /// Logical shift right.
     unsafe fn shr<const N: u32>(a: Self::I) -> Self::I;
+    /// Reads 16 bytes into each quarter.
+    unsafe fn load_table(p: *const u8) -> Self::I;
+    /// The bytes of a table (`load_table`) at the places that each byte of `places` says, all below 16.
+    unsafe fn look_up(table: Self::I, places: Self::I) -> Self::I;
     /// The four unsigned bytes of each lane as four f32 vectors, lowest byte first.
     unsafe fn bytes_f32(a: Self::I) -> [Self::F; 4];
     /// The nibbles of each lane's bytes: low nibbles of bytes 0..4, then high nibbles of bytes 0..4.

@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use crate::act::ActJob;
 use crate::activation::Activation;
 use crate::attention::Attention;
+use crate::format::NUM_FORMATS;
 use crate::isa::Isa;
 use crate::latent::LatentAttention;
 use crate::linear::Linear;
@@ -14,7 +15,7 @@ use crate::reduce::Largest;
 use crate::rope::RopeStyle;
 use crate::{
     act, activation, attention, elementwise, latent, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel,
-    products, reduce, rope,
+    panel_coded, products, reduce, rope,
 };
 
 type LinearFn = unsafe fn(&mut Linear<'_>);
@@ -24,12 +25,12 @@ type LayerNormFn = unsafe fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]);
 pub struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) prepare_act: unsafe fn(&ActJob),
-    pub(crate) few: [LinearFn; 10],
-    pub(crate) decode: [DecodeFn; 10],
+    pub(crate) few: [LinearFn; NUM_FORMATS],
+    pub(crate) decode: [DecodeFn; NUM_FORMATS],
     pub(crate) multiply: DecodedFn,
     pub(crate) linear_bf16: LinearFn,
     pub(crate) linear_tiles: LinearFn,
-    pub(crate) linear_int8: [LinearFn; 6],
+    pub(crate) linear_int8: [LinearFn; NUM_FORMATS - 6],
     pub(crate) attention: unsafe fn(&Attention<'_>),
     pub(crate) latent_attention: unsafe fn(&mut LatentAttention<'_>),
     pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
@@ -124,12 +125,54 @@ macro_rules! float_kernels {
                 linear_f32::few::<S, panel::F8E4M3> => fn few_f8(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel::F8E4M3> =>
                     fn decode_f8(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Int5> => fn few_int5(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Int5> =>
+                    fn decode_int5(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Int5Scaled> => fn few_int5_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Int5Scaled> =>
+                    fn decode_int5_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Int2Scaled> => fn few_int2_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Int2Scaled> =>
+                    fn decode_int2_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Table3Scaled> => fn few_table3_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Table3Scaled> =>
+                    fn decode_table3_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Table4Scaled> => fn few_table4_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Table4Scaled> =>
+                    fn decode_table4_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Table4> => fn few_table4(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Table4> =>
+                    fn decode_table4(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<16>> => fn few_u4g16(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<16>> =>
+                    fn decode_u4g16(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<32>> => fn few_u4g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<32>> =>
+                    fn decode_u4g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<128>> => fn few_u4g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<128>> =>
+                    fn decode_u4g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<16>> => fn few_i8g16(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<16>> =>
+                    fn decode_i8g16(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<32>> => fn few_i8g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<32>> =>
+                    fn decode_i8g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<128>> => fn few_i8g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<128>> =>
+                    fn decode_i8g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::F8<32>> => fn few_f8g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F8<32>> =>
+                    fn decode_f8g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::F8<128>> => fn few_f8g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F8<128>> =>
+                    fn decode_f8g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
             }
         }
     };
 }
 
-/// The integer products, in the order of `WeightFormat` from Q4_0 on.
+/// The integer products, in the order of `WeightFormat` from Q4_0 on, without 8-bit floats.
 macro_rules! int8_kernels {
     ($module:ident, $simd:ty, $attr:meta) => {
         mod $module {
@@ -144,6 +187,18 @@ macro_rules! int8_kernels {
                 linear_int8::run::<S, panel::Q8_0> => fn q8_0(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel::Q4K> => fn q4k(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel::Q6K> => fn q6k(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Int5> => fn int5(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Int5Scaled> => fn int5_scaled(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Int2Scaled> => fn int2_scaled(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Table3Scaled> => fn table3_scaled(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Table4Scaled> => fn table4_scaled(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Table4> => fn table4(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<16>> => fn u4g16(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<32>> => fn u4g32(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<128>> => fn u4g128(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<16>> => fn i8g16(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<32>> => fn i8g32(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<128>> => fn i8g128(job: &mut Linear<'_>);
             }
         }
     };
@@ -186,6 +241,20 @@ macro_rules! table {
                 $float::few_q4k,
                 $float::few_q6k,
                 $float::few_f8,
+                $float::few_int5,
+                $float::few_int5_scaled,
+                $float::few_int2_scaled,
+                $float::few_table3_scaled,
+                $float::few_table4_scaled,
+                $float::few_table4,
+                $float::few_u4g16,
+                $float::few_u4g32,
+                $float::few_u4g128,
+                $float::few_i8g16,
+                $float::few_i8g32,
+                $float::few_i8g128,
+                $float::few_f8g32,
+                $float::few_f8g128,
             ],
             decode: [
                 $float::decode_f32,
@@ -198,6 +267,20 @@ macro_rules! table {
                 $float::decode_q4k,
                 $float::decode_q6k,
                 $float::decode_f8,
+                $float::decode_int5,
+                $float::decode_int5_scaled,
+                $float::decode_int2_scaled,
+                $float::decode_table3_scaled,
+                $float::decode_table4_scaled,
+                $float::decode_table4,
+                $float::decode_u4g16,
+                $float::decode_u4g32,
+                $float::decode_u4g128,
+                $float::decode_i8g16,
+                $float::decode_i8g32,
+                $float::decode_i8g128,
+                $float::decode_f8g32,
+                $float::decode_f8g128,
             ],
             linear_bf16: $bf16::run,
             linear_tiles: $tiles::tiles,
@@ -208,6 +291,18 @@ macro_rules! table {
                 $int8::q8_0,
                 $int8::q4k,
                 $int8::q6k,
+                $int8::int5,
+                $int8::int5_scaled,
+                $int8::int2_scaled,
+                $int8::table3_scaled,
+                $int8::table4_scaled,
+                $int8::table4,
+                $int8::u4g16,
+                $int8::u4g32,
+                $int8::u4g128,
+                $int8::i8g16,
+                $int8::i8g32,
+                $int8::i8g128,
             ],
             attention: $tiles::attention,
             rms_norm: $float::rms_norm,

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Rng, all_kernels, element, random_row};
+use common::{Rng, all_kernels, element, is_coded, numbers, random_row};
 use half::bf16;
 use halyard_kernels_cpu::{
     ActMode, Kernels, LINEAR_SCRATCH, Linear, WeightFormat, act_bytes, dequantize_row, linear_supports, num_act_parts,
@@ -292,9 +292,16 @@ fn integer_products_do_not_saturate_at_the_extremes() {
             let k = format.block_len();
             for fill in [0x00, 0xff, 0x80, 0x7f] {
                 let mut row = vec![fill; format.row_bytes(k).unwrap()];
+                if is_coded(format) {
+                    continue;
+                }
                 let one = half::f16::ONE.to_le_bytes();
                 let at = if format == WeightFormat::Q6K { 208 } else { 0 };
                 row[at..at + 2].copy_from_slice(&one);
+                if format as usize >= WeightFormat::U4G16 as usize {
+                    row[..4].copy_from_slice(&1f32.to_le_bytes());
+                    row[4..8].copy_from_slice(&1f32.to_le_bytes());
+                }
                 if matches!(format, WeightFormat::Q4_1 | WeightFormat::Q4K) {
                     row[2..4].copy_from_slice(&one);
                 }
@@ -309,6 +316,49 @@ fn integer_products_do_not_saturate_at_the_extremes() {
                         error <= want.abs() * 1e-5 + 1e-3,
                         "{} {format:?} {fill:#x}: {out:?}, {want}",
                         kernels.isa()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn integer_products_of_coded_rows_do_not_saturate_at_the_extremes() {
+    for kernels in all_kernels() {
+        for format in WeightFormat::ALL.into_iter().filter(|&format| is_coded(format)) {
+            let k = format.block_len();
+            let groups = k / 16;
+            let (scale, min, last) = match format {
+                WeightFormat::Int5 => (1, 1, 31),
+                WeightFormat::Int5Scaled => (63, 63, 31),
+                WeightFormat::Int2Scaled => (15, 15, 3),
+                WeightFormat::Table3Scaled => (0x80, 0, 7),
+                WeightFormat::Table4Scaled => (0x80, 0, 15),
+                _ => (1, 0, 15),
+            };
+            for code in [0, 1, last] {
+                let (d, dmin) = (1f32.to_le_bytes(), if min > 0 { 1f32 } else { 0.0 }.to_le_bytes());
+                let numbers = numbers(format).map(|number| number as u8);
+                let row = [
+                    &d[..],
+                    &dmin,
+                    &numbers,
+                    &vec![scale; groups],
+                    &vec![min; groups],
+                    &vec![code; k],
+                ]
+                .concat();
+                let case = Case::from_rows(format, k, vec![row]);
+                for sign in [1.0, -1.0] {
+                    let x = vec![sign * 127.0; k];
+                    let out = case.run(kernels, ActMode::Int8, &x, &Options::default());
+                    let want: f64 = (0..k).map(|i| case.weight(0, i) * f64::from(sign) * 127.0).sum();
+                    let error = (f64::from(out[0]) - want).abs();
+                    let isa = kernels.isa();
+                    assert!(
+                        error <= want.abs() * 1e-5 + 1e-3,
+                        "{isa} {format:?} {code}: {out:?}, {want}"
                     );
                 }
             }
@@ -408,7 +458,17 @@ fn packing_piece_by_piece_gives_the_same_bytes() {
 #[test]
 fn packed_weights_are_no_larger_than_the_files_by_more_than_three_percent() {
     for format in WeightFormat::ALL {
-        let canonical = 64 * format.row_bytes(1024).unwrap();
+        // What GGUF's formats of such codes take: Q5_1, Q5_K, Q2_K, Q3_K (a byte for its scales of 6 bits, and a
+        // table), IQ4_XS (the same) and IQ4_NL.
+        let canonical = match format {
+            WeightFormat::Int5 => 64 * 1024 / 32 * 24,
+            WeightFormat::Int5Scaled => 64 * 1024 / 256 * 176,
+            WeightFormat::Int2Scaled => 64 * 1024 / 256 * 84,
+            WeightFormat::Table3Scaled => 64 * 1024 / 256 * 114,
+            WeightFormat::Table4Scaled => 64 * 1024 / 256 * 138,
+            WeightFormat::Table4 => 64 * 1024 / 32 * 18,
+            _ => 64 * format.row_bytes(1024).unwrap(),
+        };
         let packed = packed_bytes(format, 64, 1024);
         assert!(
             packed >= canonical && packed * 100 <= canonical * 103,

@@ -8,7 +8,7 @@ use super::request_tables as request;
 use super::tables;
 use crate::communicator::CollectiveKind;
 use crate::device::{BufferKind, EncoderMode, MAX_STEP_WRITE_BYTES, QueueKind};
-use crate::dtype::{DType, WeightFormat};
+use crate::{DType, WeightFormat};
 use crate::info::Capabilities;
 use crate::io_processor::IoAction;
 use crate::ops::{self, Access, VendorOp};

@@ -19,6 +19,9 @@ macro_rules! coded_enum {
             /// What the enum is, for the header.
             pub const DOC: $crate::abi::Doc = &[ $( $doc ),* ];
 
+            /// Every value, in the order of `CODES`.
+            pub const VARIANTS: [$name; [$( $code as u32 ),*].len()] = [ $( $name::$variant ),* ];
+
             /// What each value is, in the order of `CODES`.
             pub const DOCS: &'static [$crate::abi::Doc] = &[ $( &[ $( $vdoc ),* ] ),* ];
         }

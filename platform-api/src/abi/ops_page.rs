@@ -3,7 +3,7 @@
 use super::comments::{WIDTH, paragraphs, wrap};
 use super::header::{access_word, values_in_c};
 use super::layout::Doc;
-use crate::dtype::WeightFormat;
+use crate::WeightFormat;
 use crate::ops::{OpLayout, SamplingRow, layouts};
 
 /// docs/ops.md.

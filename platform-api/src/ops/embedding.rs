@@ -1,6 +1,6 @@
 //! `embedding`: token ids to rows of the table.
 
-use crate::dtype::{DType, WeightFormat};
+use crate::{DType, WeightFormat};
 
 op! {
     /// out\[t\] = scale · dequantise(table\[ids\[t\]\]). The id −1 gives zeros; any other id outside the table is a

@@ -5,7 +5,7 @@
 //! that `head_linear` makes values of. What a row of the cache looks like inside is the attention backend's own
 //! business, as for `kv_write` and `attention`.
 
-use crate::dtype::{DType, WeightFormat};
+use crate::{DType, WeightFormat};
 
 op! {
     /// out\[t, h, n\] = Σₖ x\[t, h, k\]·dequantise(weight)\[h · out_features + n, k\]: each head by a matrix of its

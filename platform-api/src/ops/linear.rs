@@ -1,7 +1,7 @@
 //! `linear`: the matrix product with a packed weight, in every weight format.
 
 use crate::abi::wire_enum;
-use crate::dtype::{DType, WeightFormat};
+use crate::{DType, WeightFormat};
 
 wire_enum! {
     /// What a linear does with its product before writing it.

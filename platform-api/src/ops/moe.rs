@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use crate::abi::wire_enum;
-use crate::dtype::{DType, WeightFormat};
+use crate::{DType, WeightFormat};
 use crate::status::{Error, Result};
 
 wire_enum! {

@@ -240,7 +240,7 @@ impl ModelConfig {
         let mut files = ModelFiles::open_with(&self.path, self.load_format, dummy, &self.overrides)?;
         match self.quantization {
             None => {}
-            Some(WeightQuantization::Fp8) => files.quantise()?,
+            Some(quantization) => files.quantise(quantization)?,
         }
         Ok(files)
     }

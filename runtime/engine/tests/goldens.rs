@@ -95,6 +95,12 @@ families! {
     qwen3_fp8_on_cpu, qwen3_fp8_on_reference => "qwen3-fp8", "qwen3-fp8/goldens.json";
     qwen3_gguf_on_cpu, qwen3_gguf_on_reference => "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
     qwen3_moe_gguf_on_cpu, qwen3_moe_gguf_on_reference => "gguf/qwen3-moe-gguf.gguf", "gguf/qwen3-moe-gguf.golden.json";
+    llama_k_mix_gguf_on_cpu, llama_k_mix_gguf_on_reference => "gguf/llama-k-mix-gguf.gguf",
+        "gguf/llama-k-mix-gguf.golden.json";
+    llama_iq_mix_gguf_on_cpu, llama_iq_mix_gguf_on_reference => "gguf/llama-iq-mix-gguf.gguf",
+        "gguf/llama-iq-mix-gguf.golden.json";
+    qwen3_moe_iq_gguf_on_cpu, qwen3_moe_iq_gguf_on_reference => "gguf/qwen3-moe-iq-gguf.gguf",
+        "gguf/qwen3-moe-iq-gguf.golden.json";
     gemma_gguf_on_cpu, gemma_gguf_on_reference => "gguf/gemma-gguf.gguf", "gguf/gemma-gguf.golden.json";
     gemma2_gguf_on_cpu, gemma2_gguf_on_reference => "gguf/gemma2-gguf.gguf", "gguf/gemma2-gguf.golden.json";
     mixtral_gguf_on_cpu, mixtral_gguf_on_reference => "gguf/mixtral-gguf.gguf", "gguf/mixtral-gguf.golden.json";

@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{JsonFields, ModelDescription};
 use crate::error::Result;
-use crate::families::Family;
 use crate::overrides::ModelOverrides;
 use crate::weights::MlpLinear::{Down, Gate, Up};
 use crate::weights::{Linear, NameTables, NameTemplate, Norm, Role};
@@ -79,12 +78,11 @@ const TABLE: &[NameTemplate] = &[
     (Role::LmHead, "output.weight"),
 ];
 
-/// The family and description of the folder's `params.json`, with the operator's `--hf-overrides` (under Hugging
-/// Face's names) put in.
+/// The folder's `params.json` as a config.json, with the operator's `--hf-overrides` (under Hugging Face's names) put in.
 ///
 /// # Errors
 /// A parameter that changes the result and is not read here, by its name; what is wrong with one that is.
-pub(crate) fn describe(folder: &Path, over: &ModelOverrides) -> Result<(&'static Family, ModelDescription)> {
+pub(crate) fn config(folder: &Path, over: &ModelOverrides) -> Result<JsonFields> {
     const REMEDY: &str = "serve the model's Hugging Face files (config.json)";
     let params = JsonFields::open(&folder.join(PARAMS))?;
     let is_known = |key: &&str| SAME.contains(key) || RENAMED.iter().any(|(own, _)| own == key);
@@ -124,10 +122,12 @@ pub(crate) fn describe(folder: &Path, over: &ModelOverrides) -> Result<(&'static
     if !params.is_written("max_seq_len") && !params.is_written("max_position_embeddings") {
         set("max_position_embeddings", json!(POSITIONS));
     }
-    let config = over.put_into(params.renamed(RENAMED).with(&fields));
-    let (family, mut description) = Family::describe_config(&config)?;
+    Ok(over.put_into(params.renamed(RENAMED).with(&fields)))
+}
+
+/// Has the description's ropes turn neighbours.
+pub(crate) fn turn_neighbours(description: &mut ModelDescription) {
     for rope in &mut description.ropes {
         rope.style = RopeStyle::Interleaved;
     }
-    Ok((family, description))
 }

@@ -27,6 +27,7 @@ pub use error::{ModelError, NearestArchitecture, Result};
 pub use gguf::GgufTokenizerData;
 pub use lora::{AdapterFingerprint, LoraAdapter, LoraLimits, LoraTargets};
 pub use overrides::{GenerationSource, ModelOverrides};
+pub use quant::Rounding;
 pub use source::{LoadFormat, ModelFiles, TokenizerSource, WeightQuantization};
 pub use split_mix::SplitMix64;
 pub use weights::{DummyFormat, DummyValues, DummyWeights, Role, WeightTensor, Weights};

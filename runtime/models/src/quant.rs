@@ -1,10 +1,10 @@
-//! The exact value of every stored weight format, one block at a time, in plain scalar code.
+//! The exact value of every stored weight format, and rounding to a format at load. Formats themselves are the
+//! contract's ([`halyard_platform_api::weight_format`]).
 //!
-//! This is the meaning of the formats, for tests and for the rare tensor that must become f32 (norms,
-//! biases, a tied table that a backend cannot read). It is never a fast path: backends pack and
-//! compute on the stored blocks. Layouts: ggml-common.h and ggml-quants.c of ggml.
+//! For tests and for the rare tensor that must become f32 (norms, biases, a tied table that a backend cannot read). It
+//! is never a fast path: backends pack and compute on the stored blocks.
 
-use half::{bf16, f16};
+use halyard_platform_api::weight_format::{dequantise_row, put_group};
 use halyard_platform_api::{WeightFormat, e4m3};
 
 use crate::error::{ModelError, Result};
@@ -12,18 +12,7 @@ use crate::error::{ModelError, Result};
 /// The name of a format as users write it.
 #[must_use]
 pub fn format_name(format: WeightFormat) -> &'static str {
-    match format {
-        WeightFormat::F32 => "F32",
-        WeightFormat::F16 => "F16",
-        WeightFormat::BF16 => "BF16",
-        WeightFormat::Q4_0 => "Q4_0",
-        WeightFormat::Q4_1 => "Q4_1",
-        WeightFormat::Q5_0 => "Q5_0",
-        WeightFormat::Q8_0 => "Q8_0",
-        WeightFormat::Q4K => "Q4_K",
-        WeightFormat::Q6K => "Q6_K",
-        WeightFormat::F8E4M3 => "F8_E4M3",
-    }
+    format.name()
 }
 
 /// Writes the values of `bytes` (whole blocks of `format`, little endian; of formats whose rows end in a scale one row)
@@ -41,26 +30,55 @@ pub fn dequantize(format: WeightFormat, bytes: &[u8], out: &mut [f32]) -> Result
             found_bytes: bytes.len(),
         });
     }
-    let block = match format {
-        WeightFormat::F32 => f32_block,
-        WeightFormat::F16 => f16_block,
-        WeightFormat::BF16 => bf16_block,
-        WeightFormat::Q4_0 => q4_0_block,
-        WeightFormat::Q4_1 => q4_1_block,
-        WeightFormat::Q5_0 => q5_0_block,
-        WeightFormat::Q8_0 => q8_0_block,
-        WeightFormat::Q4K => q4_k_block,
-        WeightFormat::Q6K => q6_k_block,
-        WeightFormat::F8E4M3 => {
-            e4m3_row(bytes, out);
-            return Ok(());
-        }
-    };
-    let blocks = bytes.chunks_exact(format.block_bytes());
-    for (source, values) in blocks.zip(out.chunks_exact_mut(format.block_values())) {
-        block(source, values);
-    }
+    dequantise_row(format, bytes, out);
     Ok(())
+}
+
+/// The type to which weights are rounded while loading, to the nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// 8-bit floats (E4M3), one scale a row.
+    Fp8,
+    /// Signed bytes, a scale for each group of 128 columns (or 64, 32, 16, as they divide the row).
+    Int8,
+    /// Four bits with a scale and a zero point for each such group.
+    Int4,
+}
+
+impl Rounding {
+    /// The format of rows of `columns` values; `None` where no group divides them: such a matrix stays as it is.
+    #[must_use]
+    pub fn format(self, columns: usize) -> Option<WeightFormat> {
+        match self {
+            Rounding::Fp8 => Some(WeightFormat::F8E4M3),
+            Rounding::Int8 => WeightFormat::I8G128.narrowed(columns),
+            Rounding::Int4 => WeightFormat::U4G128.narrowed(columns),
+        }
+    }
+}
+
+/// Appends a row of groups ([`Rounding::Int8`], [`Rounding::Int4`]): bytes reach ±127 at the largest magnitude, four
+/// bits 0 and 15 at the least and the largest value, of which 0 is a code.
+pub(crate) fn quantize_groups(format: WeightFormat, values: &[f32], row: &mut Vec<u8>) {
+    let group = format.block_values();
+    let mut codes = vec![0i8; group];
+    let is_small = format.narrowed(16) == Some(WeightFormat::U4G16);
+    for values in values.chunks_exact(group) {
+        let (low, high) = values.iter().fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
+        let (scale, zero, range) = match is_small {
+            true => {
+                let scale = (high - low) / 15.0;
+                let zero = if scale > 0.0 { (-low / scale).round() } else { 0.0 };
+                (scale, zero, (0.0, 15.0))
+            }
+            false => (high.max(-low) / 127.0, 0.0, (-127.0, 127.0)),
+        };
+        for (code, value) in codes.iter_mut().zip(values) {
+            let number = if scale > 0.0 { (value / scale).round() + zero } else { zero };
+            *code = number.clamp(range.0, range.1) as i8;
+        }
+        put_group(format, &codes, scale, if zero == 0.0 { 0.0 } else { -(scale * zero) }, row);
+    }
 }
 
 /// One canonical row of 8-bit floats: the largest magnitude becomes 448. What the op `quantize_act` gives by its scheme
@@ -73,112 +91,4 @@ pub fn quantize_e4m3(values: &[f32], row: &mut [u8]) {
         *code = if scale == 0.0 { 0 } else { e4m3::from_f32(value / scale) };
     }
     tail.copy_from_slice(&scale.to_le_bytes());
-}
-
-fn f16_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
-}
-
-fn f32_block(bytes: &[u8], out: &mut [f32]) {
-    out[0] = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-}
-
-fn f16_block(bytes: &[u8], out: &mut [f32]) {
-    out[0] = f16_at(bytes, 0);
-}
-
-fn bf16_block(bytes: &[u8], out: &mut [f32]) {
-    out[0] = bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
-}
-
-/// Codes, then their scale.
-fn e4m3_row(bytes: &[u8], out: &mut [f32]) {
-    let (codes, scale) = bytes.split_at(out.len());
-    let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
-    for (value, &code) in out.iter_mut().zip(codes) {
-        *value = scale * e4m3::to_f32(code);
-    }
-}
-
-/// f16 d, 16 bytes: value j in the low nibble of byte j, value j + 16 in its high nibble.
-fn q4_0_block(bytes: &[u8], out: &mut [f32]) {
-    let d = f16_at(bytes, 0);
-    for (j, &q) in bytes[2..18].iter().enumerate() {
-        out[j] = d * (f32::from(q & 15) - 8.0);
-        out[j + 16] = d * (f32::from(q >> 4) - 8.0);
-    }
-}
-
-/// As Q4_0, but f16 d, f16 m and no offset of 8.
-fn q4_1_block(bytes: &[u8], out: &mut [f32]) {
-    let (d, m) = (f16_at(bytes, 0), f16_at(bytes, 2));
-    for (j, &q) in bytes[4..20].iter().enumerate() {
-        out[j] = d * f32::from(q & 15) + m;
-        out[j + 16] = d * f32::from(q >> 4) + m;
-    }
-}
-
-/// As Q4_0 with the fifth bit of value j in bit j of a u32 after d.
-fn q5_0_block(bytes: &[u8], out: &mut [f32]) {
-    let d = f16_at(bytes, 0);
-    let high = u32::from_le_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
-    for (j, &q) in bytes[6..22].iter().enumerate() {
-        let fifth = |value: usize| ((high >> value & 1) << 4) as u8;
-        out[j] = d * (f32::from(q & 15 | fifth(j)) - 16.0);
-        out[j + 16] = d * (f32::from(q >> 4 | fifth(j + 16)) - 16.0);
-    }
-}
-
-fn q8_0_block(bytes: &[u8], out: &mut [f32]) {
-    let d = f16_at(bytes, 0);
-    for (value, &q) in out.iter_mut().zip(&bytes[2..34]) {
-        *value = d * f32::from(q as i8);
-    }
-}
-
-/// The 6-bit scale and minimum of sub-block `j` (0..8) out of 12 packed bytes.
-fn q4_k_scale_min(packed: &[u8], j: usize) -> (f32, f32) {
-    let (scale, min) = if j < 4 {
-        (packed[j] & 63, packed[j + 4] & 63)
-    } else {
-        (
-            packed[j + 4] & 15 | packed[j - 4] >> 6 << 4,
-            packed[j + 4] >> 4 | packed[j] >> 6 << 4,
-        )
-    };
-    (f32::from(scale), f32::from(min))
-}
-
-/// f16 d, f16 dmin, 12 bytes of scales, then per 64 values 32 bytes: low nibbles first, high nibbles next.
-fn q4_k_block(bytes: &[u8], out: &mut [f32]) {
-    let (d, dmin) = (f16_at(bytes, 0), f16_at(bytes, 2));
-    let (packed, nibbles) = (&bytes[4..16], &bytes[16..144]);
-    for (sub_block, values) in out.chunks_exact_mut(32).enumerate() {
-        let (scale, min) = q4_k_scale_min(packed, sub_block);
-        let (d, m) = (d * scale, dmin * min);
-        let source = &nibbles[sub_block / 2 * 32..][..32];
-        let shift = sub_block % 2 * 4;
-        for (value, &q) in values.iter_mut().zip(source) {
-            *value = d * f32::from(q >> shift & 15) - m;
-        }
-    }
-}
-
-/// 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales (one per 16 values), f16 d.
-fn q6_k_block(bytes: &[u8], out: &mut [f32]) {
-    let d = f16_at(bytes, 208);
-    for half in 0..2 {
-        let low = &bytes[half * 64..][..64];
-        let high = &bytes[128 + half * 32..][..32];
-        let scales = &bytes[192 + half * 8..][..8];
-        for quarter in 0..4 {
-            for l in 0..32 {
-                let nibble = low[quarter % 2 * 32 + l] >> (quarter / 2 * 4) & 15;
-                let pair = high[l] >> (quarter * 2) & 3;
-                let q = f32::from(nibble | pair << 4) - 32.0;
-                let scale = f32::from(scales[quarter * 2 + l / 16] as i8);
-                out[half * 128 + quarter * 32 + l] = d * scale * q;
-            }
-        }
-    }
 }

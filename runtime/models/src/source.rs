@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::config::{GenerationDefaults, JsonFields, ModelDescription, is_fp8};
+use crate::config::{GenerationDefaults, JsonFields, Method, ModelDescription, Quantization};
 use crate::consolidated;
 use crate::error::{ModelError, Result};
 use crate::families::Family;
 use crate::gguf::{GgufFile, GgufTokenizerData};
 use crate::overrides::ModelOverrides;
+use crate::quant::Rounding;
 use crate::safetensors::{SafetensorsFiles, files_with_extension, no_model};
 use crate::weights::{DummyWeights, Weights};
 
@@ -44,20 +45,43 @@ impl std::str::FromStr for LoadFormat {
     }
 }
 
-/// The type to which weights are rounded while loading.
+/// What `--quantization` names: vLLM's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightQuantization {
-    /// 8-bit floats (E4M3), one scale a row.
-    Fp8,
+    /// Weights are rounded to this while loading.
+    Round(Rounding),
+    /// The checkpoint holds weights that this method has quantised.
+    Stored(&'static str),
 }
+
+/// Names of methods, and what `quantization_config` calls them.
+const STORED: [(&str, &[&str]); 12] = [
+    ("awq", &["awq", "auto-round"]),
+    ("awq_marlin", &["awq", "auto-round"]),
+    ("gptq", &["gptq", "auto-round"]),
+    ("gptq_marlin", &["gptq", "auto-round"]),
+    ("auto-round", &["auto-round", "intel/auto-round"]),
+    ("inc", &["auto-round", "intel/auto-round"]),
+    ("compressed-tensors", &["compressed-tensors"]),
+    ("modelopt", &["modelopt"]),
+    ("modelopt_fp4", &["modelopt", "modelopt_fp4"]),
+    ("bitsandbytes", &["bitsandbytes"]),
+    ("fbgemm_fp8", &["fbgemm_fp8"]),
+    ("mxfp4", &["mxfp4"]),
+];
 
 impl std::str::FromStr for WeightQuantization {
     type Err = ModelError;
 
     fn from_str(name: &str) -> Result<Self> {
         match name {
-            "fp8" => Ok(Self::Fp8),
-            _ => Err(ModelError::UnknownQuantization { found: name.to_owned() }),
+            "fp8" => Ok(Self::Round(Rounding::Fp8)),
+            "int8" => Ok(Self::Round(Rounding::Int8)),
+            "int4" => Ok(Self::Round(Rounding::Int4)),
+            _ => match STORED.iter().find(|(known, _)| *known == name) {
+                Some((known, _)) => Ok(Self::Stored(known)),
+                None => Err(ModelError::UnknownQuantization { found: name.to_owned() }),
+            },
         }
     }
 }
@@ -88,6 +112,8 @@ pub struct ModelFiles {
     pub weights: Weights,
     /// Bytes of the weights as stored.
     pub weight_bytes: u64,
+    /// `quant_method` of a Hugging Face checkpoint that holds quantised weights.
+    pub quant_method: Option<String>,
     /// The tokenizer.
     pub tokenizer: TokenizerSource,
     /// Jinja source of the chat template.
@@ -144,14 +170,35 @@ impl ModelFiles {
         Ok(found)
     }
 
-    /// Has the matrices of layers handed out as 8-bit floats ([`Weights::quantise`]).
+    /// Does what `--quantization` asks: has the matrices of layers rounded ([`Weights::quantise`]), or checks that the
+    /// checkpoint is of the named method.
     ///
     /// # Errors
-    /// As there.
-    pub fn quantise(&mut self) -> Result<()> {
-        self.weights.quantise()?;
-        self.weight_bytes = self.weights.check()?;
-        Ok(())
+    /// As there; [`ModelError::Unsupported`] for a checkpoint of another method.
+    pub fn quantise(&mut self, quantization: WeightQuantization) -> Result<()> {
+        match quantization {
+            WeightQuantization::Round(rounding) => {
+                self.weights.quantise(rounding)?;
+                self.weight_bytes = self.weights.check()?;
+                Ok(())
+            }
+            WeightQuantization::Stored(name) => self.check_method(name),
+        }
+    }
+
+    fn check_method(&self, name: &str) -> Result<()> {
+        let found = self.quant_method.as_deref().unwrap_or("no quantised weights");
+        let known = STORED.iter().find(|(known, _)| *known == name);
+        if known.is_some_and(|(_, methods)| methods.contains(&found)) {
+            return Ok(());
+        }
+        Err(ModelError::Unsupported {
+            path: self.weights.path().map(PathBuf::from).unwrap_or_default(),
+            field: "--quantization".to_owned(),
+            value: format!("{name}, while the checkpoint has {found}"),
+            remedy: "leave it out: what a checkpoint holds is read without it. fp8, int8 and int4 round 16-bit weights"
+                .to_owned(),
+        })
     }
 }
 
@@ -223,6 +270,7 @@ fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelO
         name,
         family: family.name,
         weight_bytes: weights.check()?,
+        quant_method: None,
         weights,
         chat_template: over
             .chat_template
@@ -241,37 +289,52 @@ fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelO
     })
 }
 
+/// What config.json says of quantised weights; else Model Optimizer's own file, which older checkpoints have.
+fn read_quantization(folder: &Path, config: &JsonFields) -> Result<Quantization> {
+    let own = folder.join("hf_quant_config.json");
+    if config.is_written("quantization_config") || !own.is_file() {
+        return Quantization::read(config);
+    }
+    let own = JsonFields::open(&own)?;
+    Quantization::model_optimizer(&own)
+}
+
 fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelOverrides) -> Result<ModelFiles> {
     let config_path = folder.join("config.json");
     let is_consolidated = !config_path.is_file() && folder.join(consolidated::PARAMS).is_file();
-    let (family, description, dummies_are_fp8) = if is_consolidated {
-        let (family, description) = consolidated::describe(folder, over)?;
-        (family, description, false)
-    } else if config_path.is_file() {
-        let config = over.open_config(&config_path)?;
-        let (family, description) = Family::describe_config(&config)?;
-        (family, description, is_fp8(&config)?)
-    } else {
-        return Err(wrong_format(folder, "safetensors", "config.json", "none in the folder"));
+    let config = match is_consolidated {
+        true => consolidated::config(folder, over)?,
+        false if config_path.is_file() => over.open_config(&config_path)?,
+        false => return Err(wrong_format(folder, "safetensors", "config.json", "none in the folder")),
     };
+    let (family, mut description) = Family::describe_config(&config)?;
+    if is_consolidated {
+        consolidated::turn_neighbours(&mut description);
+    }
     let description = Arc::new(description);
+    let quantization = read_quantization(folder, &config)?;
+    let quant_method = match config.object("quantization_config")? {
+        Some(fields) => fields.string("quant_method")?.map(str::to_owned),
+        None => (quantization.method != Method::None).then(|| "modelopt".to_owned()),
+    };
     let weights = match format {
         LoadFormat::Dummy => {
             let mut weights = Weights::dummy(description.clone(), dummy);
-            if dummies_are_fp8 {
-                weights.quantise()?;
+            if quantization.is_fp8() {
+                weights.quantise(Rounding::Fp8)?;
             }
             weights
         }
         _ if is_consolidated => {
             let files = SafetensorsFiles::open_named(folder, consolidated::WEIGHTS)?;
             let files = files.ok_or_else(|| no_model(folder, "params.json without consolidated.safetensors".into()))?;
-            Weights::from_safetensors(description.clone(), &consolidated::NAMES, files)
+            Weights::from_safetensors(description.clone(), &consolidated::NAMES, files, quantization)
         }
         _ => Weights::from_safetensors(
             description.clone(),
             &family.hf_names,
             SafetensorsFiles::open_folder(folder)?,
+            quantization,
         ),
     };
     let generation_path = folder.join("generation_config.json");
@@ -283,6 +346,7 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &Mo
         name: file_name(resolved.as_deref().unwrap_or(folder).file_name()),
         family: family.name,
         weight_bytes: weights.check()?,
+        quant_method,
         weights,
         tokenizer: match over.tokenizer_file()? {
             Some(file) => TokenizerSource::File(file),

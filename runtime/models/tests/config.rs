@@ -307,9 +307,9 @@ fn what_is_missing_or_unsupported_is_said() {
 
     for (change, field, value) in [
         (
-            json!({"quantization_config": {"quant_method": "awq"}}),
+            json!({"quantization_config": {"quant_method": "aqlm"}}),
             "quantization_config.quant_method",
-            "awq",
+            "aqlm",
         ),
         (json!({"hidden_act": "relu"}), "hidden_act", "relu"),
         (

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use halyard_models::weights::MlpLinear::{Down, Gate, Up};
 use halyard_models::weights::{Linear, MlpLinear};
-use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
+use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role, Rounding, WeightQuantization};
 use halyard_platform_api::WeightFormat;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -116,7 +116,7 @@ fn an_expert_of_a_gguf_file_is_its_slice_of_the_tensor() {
 #[test]
 fn eight_bit_floats_hold_experts_and_not_routers() {
     let mut model = open(&fixtures().join("models/qwen3-moe")).unwrap();
-    model.quantise().unwrap();
+    model.quantise(WeightQuantization::Round(Rounding::Fp8)).unwrap();
     let format = |role| model.weights.format(role).unwrap();
     assert_eq!(format(Role::weight(0, Linear::Router)), WeightFormat::BF16);
     assert_eq!(format(expert(2, 5, Up)), WeightFormat::F8E4M3);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use halyard_models::weights::{Linear, MlpLinear};
-use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
+use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role, Rounding, WeightQuantization};
 use halyard_platform_api::WeightFormat;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -163,25 +163,25 @@ fn other_quantisations_are_refused_by_name() {
     for (model, config, field) in [
         (
             "qwen3-fp8",
-            json!({"weight_block_size": [128, 128]}),
-            "weight_block_size",
+            json!({"fmt": "e4m3fnuz"}),
+            "fmt",
         ),
         ("qwen3-fp8", json!({"fmt": "e5m2"}), "fmt"),
-        ("qwen3-fp8", json!({"quant_method": "gptq"}), "quant_method"),
-        ("llama-fp8", json!({"format": "pack-quantized"}), "format"),
+        ("qwen3-fp8", json!({"quant_method": "aqlm"}), "quant_method"),
+        ("llama-fp8", json!({"format": "marlin-24"}), "format"),
         (
             "llama-fp8",
-            group(with(fp8.clone(), "num_bits", json!(4))),
+            group(with(fp8.clone(), "num_bits", json!(6))),
             "config_groups.group_0.weights.num_bits",
         ),
         (
             "llama-fp8",
-            group(with(fp8.clone(), "type", json!("int"))),
+            group(with(fp8.clone(), "type", json!("ternary"))),
             "config_groups.group_0.weights.type",
         ),
         (
             "llama-fp8",
-            group(with(fp8.clone(), "strategy", json!("block"))),
+            group(with(fp8.clone(), "strategy", json!("group"))),
             "config_groups.group_0.weights.strategy",
         ),
         (
@@ -216,7 +216,7 @@ fn rounding_at_load_keeps_four_bits_of_every_layer_matrix() {
     let folder = fixtures().join("models/llama");
     let plain = open(&folder, LoadFormat::Auto).unwrap();
     let mut model = open(&folder, LoadFormat::Auto).unwrap();
-    model.quantise().unwrap();
+    model.quantise(WeightQuantization::Round(Rounding::Fp8)).unwrap();
     let role = Role::weight(1, Linear::Mlp(MlpLinear::Down));
     assert_eq!(model.weights.format(role).unwrap(), WeightFormat::F8E4M3);
     assert_eq!(model.weights.format(Role::LmHead).unwrap(), WeightFormat::F32);
@@ -241,13 +241,13 @@ fn rounding_at_load_keeps_four_bits_of_every_layer_matrix() {
 fn what_is_rounded_already_is_left_or_refused() {
     let mut fp8 = open(&fixtures().join("models/llama-fp8"), LoadFormat::Auto).unwrap();
     let before = fp8.weights.tensor(Q).unwrap().to_f32().unwrap();
-    fp8.quantise().unwrap();
+    fp8.quantise(WeightQuantization::Round(Rounding::Fp8)).unwrap();
     assert_eq!(fp8.weights.tensor(Q).unwrap().to_f32().unwrap(), before);
     let down = Role::weight(1, Linear::Mlp(MlpLinear::Down));
     assert_eq!(fp8.weights.format(down).unwrap(), WeightFormat::F8E4M3);
 
     let mut blocks = open(&fixtures().join("models/gguf/llama-gguf.gguf"), LoadFormat::Auto).unwrap();
-    let error = blocks.quantise().unwrap_err().to_string();
+    let error = blocks.quantise(WeightQuantization::Round(Rounding::Fp8)).unwrap_err().to_string();
     assert!(error.contains("--quantization") && error.contains("Q4_0"), "{error}");
 }
 

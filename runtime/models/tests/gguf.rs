@@ -248,6 +248,50 @@ fn refuses_bad_tensor_tables() {
     );
 }
 
+/// Numbers, names and sizes of ggml's types (`enum ggml_type` and the structs of ggml-common.h), for a row of one
+/// block: values less than a block are refused, and so are bytes less than a block.
+#[test]
+fn a_row_of_every_quantised_type_is_whole_blocks() {
+    let types = [
+        (7, "Q5_1", 32, 24),
+        (10, "Q2_K", 256, 84),
+        (11, "Q3_K", 256, 110),
+        (13, "Q5_K", 256, 176),
+        (16, "IQ2_XXS", 256, 66),
+        (17, "IQ2_XS", 256, 74),
+        (18, "IQ3_XXS", 256, 98),
+        (19, "IQ1_S", 256, 50),
+        (20, "IQ4_NL", 32, 18),
+        (21, "IQ3_S", 256, 110),
+        (22, "IQ2_S", 256, 82),
+        (23, "IQ4_XS", 256, 136),
+        (29, "IQ1_M", 256, 56),
+        (34, "TQ1_0", 256, 54),
+        (35, "TQ2_0", 256, 66),
+    ];
+    for (code, name, values, bytes) in types {
+        let file = |columns: u64, bytes: usize| {
+            let mut writer = GgufWriter::tiny_llama();
+            let last = writer.tensors.last_mut().unwrap();
+            (last.1, last.2, last.3) = (vec![columns, 1], code, vec![7; bytes]);
+            (last.0.clone(), writer.bytes())
+        };
+        let (tensor, whole) = file(values, bytes);
+        let (_folder, opened) = open(&whole).unwrap();
+        let found = opened.tensor(&tensor).unwrap();
+        assert_eq!((found.tensor_type.name(), found.len), (name, bytes));
+        assert!(found.tensor_type.weight_format().is_some(), "{name}");
+        let (part, _, expected, _) = malformed(&file(values - 1, bytes).1);
+        assert!(
+            part.contains("shape") && expected.contains(&format!("{values} for {name}")),
+            "{expected}"
+        );
+        let short = whole.len() - 1;
+        let error = open(&whole[..short]).map(|_| ()).unwrap_err();
+        assert!(matches!(error, ModelError::Truncated { .. }), "{name}: {error}");
+    }
+}
+
 #[test]
 fn refuses_overlapping_and_unaligned_tensor_data() {
     let writer = GgufWriter::tiny_llama();

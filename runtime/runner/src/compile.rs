@@ -332,7 +332,7 @@ fn load_weights(
                 node,
                 parts,
                 in_features,
-                ..
+                format,
             } => {
                 let (op, segment) = owner_of(ops, *node)?;
                 let node = node - segment.first;
@@ -345,6 +345,7 @@ fn load_weights(
                         role: part.role,
                         rows: part.first_row..part.first_row + part.rows,
                         columns: part.first_column..part.first_column + in_features,
+                        format: *format,
                     };
                     let target = Target {
                         op: &**op,

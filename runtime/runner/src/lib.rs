@@ -32,6 +32,7 @@ mod step_encode;
 mod step_ops;
 mod template;
 mod warm_up;
+mod weight_formats;
 mod weight_loader;
 
 pub use config::{CacheConfig, LoraSlots, RecordingConfig, RunnerConfig};

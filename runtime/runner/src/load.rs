@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use halyard_models::ModelFiles;
+use halyard_models::{ModelFiles, Role};
 use halyard_models::program::{
     ActivationSlot, ModelProgram, ProgramOptions, Rows, TensorRole, WeightSpec, build_forward, build_head,
     build_hidden_states,
 };
-use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor};
+use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor, WeightFormat};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 
 use crate::buckets::bucket_sizes;
@@ -29,6 +29,7 @@ use crate::scratch::{SCRATCH_ROWS, Scratch, first_row};
 use crate::step_ops::StepOps;
 use crate::template::{Extent, Template};
 use crate::warm_up::warm_up;
+use crate::weight_formats::WeightFormats;
 use crate::weight_loader::WeightLoader;
 
 /// How far loading is.
@@ -198,7 +199,8 @@ fn load_rank(
     let mut notes = Vec::new();
     let communicator = join(&*device, id, plan.options.shard)?;
     plan.options.communicator = communicator.as_ref().map_or(0, |group| group.number());
-    let format_of = |role| files.weights.format(role);
+    let formats = WeightFormats::new(&*device, files, &plan.options);
+    let format_of = |role| formats.of(role);
     let forward = build_forward(&files.description, &plan.kv, &plan.options, &format_of)?;
     let head = build_head(&files.description, &plan.options, &format_of)?;
     let queue = device.create_queue(QueueKind::Compute)?;
@@ -212,7 +214,7 @@ fn load_rank(
     };
     let forward_slots = memory.activations(&forward, &[])?;
     let head_slots = memory.activations(&head, &forward_slots[..2])?;
-    let lora = lora_program(&plan, &device, files)?;
+    let lora = lora_program(&plan, &device, files, &format_of)?;
     let lora_slots = match &lora {
         Some((program, _)) => memory.activations(program, &forward_slots)?,
         None => Vec::new(),
@@ -273,7 +275,8 @@ fn load_rank(
         }
         _ => None,
     };
-    preparer.finish()?;
+    preparer.finish().map_err(|error| formats.explain(error))?;
+    notes.extend(formats.notes());
     let (Some(forward), Some(head), Some(ops)) = (forward, head, ops) else {
         return Err(RunnerError::Internal("an op was missing and not listed"));
     };
@@ -334,6 +337,7 @@ fn lora_program(
     plan: &Plan,
     device: &Arc<dyn Device>,
     files: &ModelFiles,
+    format_of: &dyn Fn(Role) -> halyard_models::Result<WeightFormat>,
 ) -> Result<Option<(ModelProgram, Arc<LoraMemory>)>, RunnerError> {
     let Some(lora) = plan.lora else {
         return Ok(None);
@@ -342,8 +346,7 @@ fn lora_program(
         lora: Some(lora),
         ..plan.options.clone()
     };
-    let format_of = |role| files.weights.format(role);
-    let program = build_forward(&files.description, &plan.kv, &options, &format_of)?;
+    let program = build_forward(&files.description, &plan.kv, &options, format_of)?;
     let memory = LoraMemory::allocate(device, &program, lora)?;
     Ok(Some((program, Arc::new(memory))))
 }

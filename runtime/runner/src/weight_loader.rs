@@ -37,6 +37,8 @@ pub(crate) struct Part {
     pub role: Role,
     pub rows: Range<u32>,
     pub columns: Range<u32>,
+    /// The format that it is packed in.
+    pub format: WeightFormat,
 }
 
 /// Where rows go: node `node` of `op`, from row `first_row` on.
@@ -82,7 +84,7 @@ impl<'a> WeightLoader<'a> {
     pub(crate) fn pack(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<(), RunnerError> {
         let start = Instant::now();
         if !self.fill(weights, part, target)? {
-            let source = weights.tensor(part.role)?;
+            let source = weights.tensor(part.role)?.in_format(part.format)?;
             if self.quantise(&source, part, target)? {
                 self.elapsed += start.elapsed();
                 return Ok(());
@@ -165,7 +167,10 @@ impl<'a> WeightLoader<'a> {
         let Some(dtype) = weights.dummy_format(part.role).and_then(float_type) else {
             return Ok(false);
         };
-        let quantised = weights.format(part.role)? == WeightFormat::F8E4M3;
+        let quantised = part.format == WeightFormat::F8E4M3;
+        if !quantised && !part.format.is_plain() {
+            return Ok(false);
+        }
         let shape = weights.shape(part.role);
         let (all_rows, width) = (shape[0] as u64, shape[shape.len() - 1] as u64);
         // Groups of four values share a counter, and the op counts elements in 32 bits.
@@ -420,7 +425,7 @@ mod tests {
     use std::path::Path;
 
     use halyard_models::weights::{self, MlpLinear};
-    use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
+    use halyard_models::{DummyWeights, LoadFormat, ModelFiles, Rounding, WeightQuantization};
     use halyard_platform_api::ops::{Epilogue, Linear};
     use halyard_platform_api::{Error, OpId, Platform, PreparedInfo, QueueKind};
 
@@ -514,6 +519,7 @@ mod tests {
                         role,
                         rows,
                         columns: 0..width,
+                        format: weights.format(role).expect("a format"),
                     };
                     // The first part through an op that packs from host memory only.
                     let host_only = HostOnly(target.op);
@@ -565,7 +571,7 @@ mod tests {
             ..rows
         };
         let mut files = files;
-        files.quantise().expect("plain weights");
+        files.quantise(WeightQuantization::Round(Rounding::Fp8)).expect("plain weights");
         assert_eq!(read(quantised), expected(&files.weights));
         let values = Values::Stored(&stored);
         assert_eq!(read(Rows { values, ..quantised }), expected(&files.weights));
@@ -581,7 +587,7 @@ mod tests {
         ] {
             let device = device.expect("opens");
             let mut files = dummy();
-            files.quantise().expect("plain weights");
+            files.quantise(WeightQuantization::Round(Rounding::Fp8)).expect("plain weights");
             let shape = files.weights.shape(role);
             let op = Linear {
                 in_features: shape[1] as u32,
@@ -621,6 +627,7 @@ mod tests {
             role,
             rows: 0..n,
             columns: 0..k,
+            format: weights.format(role).expect("a format"),
         };
         loader.pack(weights, &part, target).expect("packed");
         x.write(0, &1f32.to_le_bytes().repeat(k as usize)).expect("written");

@@ -176,8 +176,8 @@ pub struct ModelArgs {
     #[arg(long, value_name = "FORMAT", env = "HALYARD_LOAD_FORMAT", default_value = "auto",
         value_parser = parse_load_format)]
     pub load_format: LoadFormat,
-    /// Round the layers' weights as they are loaded: fp8 (8-bit floats, one scale an output channel). Checkpoints in
-    /// FP8 need no flag
+    /// Round the layers' weights as they are loaded: fp8 (8-bit floats, one scale an output channel), int8 or int4 (a
+    /// scale for 128 inputs). Quantised checkpoints need no flag; the name of their method (awq, gptq, …) is checked
     #[arg(short = 'q', long, value_name = "METHOD", env = "HALYARD_QUANTIZATION", value_parser = parse_quantization)]
     pub quantization: Option<WeightQuantization>,
     /// Type of activations: auto, float32, float16, bfloat16

@@ -49,6 +49,9 @@ const FAMILIES: [(&str, &str); 27] = [
     ("gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json"),
     ("gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json"),
     ("gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json"),
+    ("gguf/llama-k-mix-gguf.gguf", "gguf/llama-k-mix-gguf.golden.json"),
+    ("gguf/llama-iq-mix-gguf.gguf", "gguf/llama-iq-mix-gguf.golden.json"),
+    ("gguf/qwen3-moe-iq-gguf.gguf", "gguf/qwen3-moe-iq-gguf.golden.json"),
 ];
 
 fn main() -> ExitCode {

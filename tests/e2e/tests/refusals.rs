@@ -210,7 +210,7 @@ fn values_of_flags_are_checked() {
         (["--kv-cache-memory-bytes", "much"], "much"),
         (["--dtype", "int3"], "int3"),
         (["--load-format", "pickle"], "pickle"),
-        (["--quantization", "awq"], "known is: fp8"),
+        (["--quantization", "aqlm"], "known are: fp8, int8 and int4"),
         (["--port", "70000"], "70000"),
         (["--max-num-seqs", "0"], "0"),
         (["--log-level", "a=b=c"], "a=b=c"),

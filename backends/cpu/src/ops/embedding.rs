@@ -1,9 +1,11 @@
 //! `embedding`: rows of the canonical table, dequantised as they are gathered.
 
-use halyard_kernels_cpu::{WeightFormat, dequantize_row};
+use halyard_kernels_cpu::dequantize_row;
+use halyard_platform_api::weight_format::dequantise_row;
 use halyard_platform_api::{Error, Result, Tensor, WeightRows, ops};
 
-use super::{only_f32, weight_format};
+use super::forms::Form;
+use super::only_f32;
 use crate::kernel::{Kernel, Worker};
 use crate::objects::Objects;
 use crate::view::View;
@@ -11,7 +13,7 @@ use crate::view::View;
 pub(crate) struct Embedding {
     num_rows: usize,
     width: usize,
-    format: WeightFormat,
+    form: Form,
     row_bytes: usize,
     scale: f32,
 }
@@ -19,13 +21,13 @@ pub(crate) struct Embedding {
 impl Embedding {
     pub(crate) fn new(op: &ops::Embedding) -> Result<Embedding> {
         only_f32("embedding", op.out)?;
-        let format = weight_format("embedding", op.weight, op.width)?;
+        let form = Form::of("embedding", op.weight, op.width)?;
         let width = op.width as usize;
-        let row_bytes = format.row_bytes(width).unwrap_or(0);
+        let row_bytes = form.row_bytes(width);
         Ok(Embedding {
             num_rows: op.num_rows as usize,
             width,
-            format,
+            form,
             row_bytes,
             scale: op.scale,
         })
@@ -47,7 +49,11 @@ impl Kernel for Embedding {
                     continue;
                 }
                 let at = ids[t] as usize * self.row_bytes;
-                dequantize_row(self.format, &table[at..at + self.row_bytes], row);
+                let stored = &table[at..at + self.row_bytes];
+                match self.form.is_own() {
+                    true => dequantize_row(self.form.kernel, stored, row),
+                    false => dequantise_row(self.form.from, stored, row),
+                }
                 if self.scale != 1.0 {
                     worker.kernels.scale(row, self.scale);
                 }

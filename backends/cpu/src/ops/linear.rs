@@ -11,7 +11,8 @@ use halyard_kernels_cpu::{
 use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::{Error, Result, Tensor, WeightRows};
 
-use super::{only_f32, weight_format};
+use super::forms::Form;
+use super::only_f32;
 use crate::kernel::{Kernel, Worker, goes_by_rows, rows_of};
 use crate::objects::Objects;
 use crate::view::View;
@@ -34,7 +35,8 @@ impl Linear {
     pub(crate) fn new(op: &ops::Linear, isa: Isa) -> Result<Linear> {
         only_f32("linear", op.act)?;
         only_f32("linear", op.out)?;
-        let format = weight_format("linear", op.weight, op.in_features)?;
+        let form = Form::of("linear", op.weight, op.in_features)?;
+        let format = form.kernel;
         // Without dot products of bf16 pairs, rounding to them costs time and gives nothing.
         let wanted = match op.allow_quantized_act {
             true if isa.has_tiles() => [ActMode::Int8, ActMode::Tiles],
@@ -53,7 +55,7 @@ impl Linear {
             Epilogue::GeluErf => Some(Activation::GeluErf),
         };
         let (n, k) = (op.out_features as usize, op.in_features as usize);
-        let weight = PackedWeight::new(format, n, k, 1);
+        let weight = PackedWeight::new(form, n, k, 1);
         Ok(Linear {
             n,
             k,
@@ -280,6 +282,7 @@ impl Kernel for Linear {
 
 /// Matrices in panels of 16 rows: one, or one an expert, each padded to whole panels.
 pub(crate) struct PackedWeight {
+    form: Form,
     pub format: kernels::WeightFormat,
     /// Rows of one matrix.
     pub n: usize,
@@ -296,9 +299,10 @@ struct Partial {
 }
 
 impl PackedWeight {
-    pub(crate) fn new(format: kernels::WeightFormat, n: usize, k: usize, num_matrices: usize) -> PackedWeight {
+    pub(crate) fn new(form: Form, n: usize, k: usize, num_matrices: usize) -> PackedWeight {
         PackedWeight {
-            format,
+            form,
+            format: form.kernel,
             n,
             k,
             num_matrices,
@@ -317,7 +321,7 @@ impl PackedWeight {
 
     /// Packs rows in any order and pieces: whole panels at once, the others when their last row has come.
     pub(crate) fn pack(&self, rows: &WeightRows<'_>, dst: &Tensor, objects: &Objects) -> Result<()> {
-        let row_bytes = self.format.row_bytes(self.k).unwrap_or(0);
+        let row_bytes = self.form.row_bytes(self.k);
         let (first, count, total) = (
             rows.first_row as usize,
             rows.num_rows as usize,
@@ -330,6 +334,9 @@ impl PackedWeight {
                 rows.bytes.len(),
             )));
         }
+        let turned = self.form.rows(rows.bytes, self.k)?;
+        let all = turned.as_deref().unwrap_or(rows.bytes);
+        let row_bytes = self.format.row_bytes(self.k).unwrap_or(0);
         let (view, _) = View::resolve(dst, objects)?;
         // SAFETY: load time: no work uses the weight yet, and the span was checked.
         let packed = unsafe { std::slice::from_raw_parts_mut(view.ptr(), view.all().len()) };
@@ -356,7 +363,7 @@ impl PackedWeight {
             } else {
                 end.min((row / PANEL_ROWS + 1) * PANEL_ROWS)
             };
-            let bytes = &rows.bytes[(at - first) * row_bytes..(at - first + stop - row) * row_bytes];
+            let bytes = &all[(at - first) * row_bytes..(at - first + stop - row) * row_bytes];
             if row.is_multiple_of(PANEL_ROWS) && stop == whole_end {
                 pack(self.format, self.k, bytes, packed, row / PANEL_ROWS);
             } else {

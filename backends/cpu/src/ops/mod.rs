@@ -1,9 +1,11 @@
 //! The ops: a descriptor becomes a kernel, or a reason why not.
 
 mod attention;
+mod coded;
 mod data;
 mod embedding;
 mod expert_groups;
+mod forms;
 mod latent;
 mod linear;
 mod lora;
@@ -17,7 +19,7 @@ mod step;
 use std::sync::Arc;
 
 use halyard_kernels_cpu as kernels;
-use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
+use halyard_platform_api::{DType, Error, OpSpec, Result};
 
 use crate::kernel::Kernel;
 
@@ -84,26 +86,4 @@ fn only_f32(op: &str, dtype: DType) -> Result<()> {
     Err(Error::unsupported(format!(
         "{op} in {dtype:?}: this platform computes in F32, with weights and KV in smaller types"
     )))
-}
-
-/// The kernels' name of a format, when `in_features` is a whole number of its blocks.
-fn weight_format(op: &str, format: WeightFormat, in_features: u32) -> Result<kernels::WeightFormat> {
-    if format.row_bytes(in_features as usize).is_none() {
-        let block = format.block_values();
-        return Err(Error::unsupported(format!(
-            "{op}: {in_features} values are no whole blocks of {block} of {format:?}"
-        )));
-    }
-    Ok(match format {
-        WeightFormat::F32 => kernels::WeightFormat::F32,
-        WeightFormat::F16 => kernels::WeightFormat::F16,
-        WeightFormat::BF16 => kernels::WeightFormat::Bf16,
-        WeightFormat::Q4_0 => kernels::WeightFormat::Q4_0,
-        WeightFormat::Q4_1 => kernels::WeightFormat::Q4_1,
-        WeightFormat::Q5_0 => kernels::WeightFormat::Q5_0,
-        WeightFormat::Q8_0 => kernels::WeightFormat::Q8_0,
-        WeightFormat::Q4K => kernels::WeightFormat::Q4K,
-        WeightFormat::Q6K => kernels::WeightFormat::Q6K,
-        WeightFormat::F8E4M3 => kernels::WeightFormat::F8E4M3,
-    })
 }

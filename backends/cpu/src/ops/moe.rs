@@ -4,7 +4,7 @@ use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, act_bytes, n
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{Result, Tensor, WeightRows};
 
-use super::{expert_groups::Groups, linear::PackedWeight, only_f32, weight_format};
+use super::{expert_groups::Groups, forms::Form, linear::PackedWeight, only_f32};
 use crate::kernel::{Kernel, Worker};
 use crate::objects::Objects;
 use crate::view::View;
@@ -88,10 +88,10 @@ pub(crate) struct Linear {
 impl Linear {
     pub(crate) fn new(op: &ops::MoeLinear) -> Result<Linear> {
         only_f32("moe_linear", op.dtype)?;
-        let format = weight_format("moe_linear", op.weight, op.in_features)?;
+        let form = Form::of("moe_linear", op.weight, op.in_features)?;
         let n = op.out_features as usize;
         let k = op.in_features as usize;
-        let weight = PackedWeight::new(format, n, k, op.num_experts as usize);
+        let weight = PackedWeight::new(form, n, k, op.num_experts as usize);
         Ok(Linear {
             n,
             k,

@@ -85,6 +85,12 @@ impl Linear {
                 op.in_features, op.out_features
             )));
         }
+        if !reads(op.weight) {
+            return Err(Error::unsupported(format!(
+                "linear: rows of {} are not read here; {READ} are",
+                op.weight.name()
+            )));
+        }
         if op.weight.row_bytes(op.in_features as usize).is_none() {
             return Err(Error::unsupported(format!(
                 "linear: {} inputs are no whole number of {:?} blocks of {} values",
@@ -264,6 +270,14 @@ impl Kernel for Linear {
         }
         Ok(())
     }
+}
+
+/// The formats that kernels read, for refusals.
+pub(crate) const READ: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K and F8_E4M3";
+
+/// Whether kernels read rows of a format.
+pub(crate) fn reads(format: WeightFormat) -> bool {
+    format as u32 <= WeightFormat::F8E4M3 as u32
 }
 
 /// Whether the file's bytes are the layout's.

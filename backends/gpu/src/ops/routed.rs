@@ -126,10 +126,11 @@ impl Linear {
             WeightFormat::Q8_0 => ("FORMAT", "6"),
             WeightFormat::Q4K => ("FORMAT", "7"),
             WeightFormat::Q6K => ("FORMAT", "8"),
-            WeightFormat::F8E4M3 => {
+            other => {
                 return Err(Error::unsupported(format!(
-                    "{}: 8-bit floats are not read here; BF16, F16, F32 and the block formats are",
-                    Self::NAME
+                    "{}: {} is not read here; BF16, F16, F32, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K and Q6_K are",
+                    Self::NAME,
+                    other.name()
                 )));
             }
         };

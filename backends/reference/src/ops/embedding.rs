@@ -1,10 +1,10 @@
 //! `embedding`.
 
 use halyard_platform_api::ops::Embedding;
+use halyard_platform_api::weight_format::dequantise_row;
 use halyard_platform_api::{DType, Result};
 
 use crate::operand::Args;
-use crate::weights::dequantise_row;
 
 pub(super) fn embedding(op: &Embedding, args: &Args<'_>) -> Result<()> {
     let width = op.width as usize;

@@ -1,12 +1,12 @@
 //! `linear`, on every weight format: dequantise a row, then one dot product a token.
 
 use halyard_platform_api::ops::{Epilogue, GeluKind, Linear};
+use halyard_platform_api::weight_format::dequantise_row;
 use halyard_platform_api::{DType, Result};
 
 use super::dot;
 use super::pointwise::{gelu, silu};
 use crate::operand::Args;
-use crate::weights::dequantise_row;
 
 pub(super) fn linear(op: &Linear, args: &Args<'_>) -> Result<()> {
     let (k, n) = (op.in_features as usize, op.out_features as usize);

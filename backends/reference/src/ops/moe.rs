@@ -1,11 +1,11 @@
 //! `moe_route`, `moe_linear` and `moe_combine`.
 
 use halyard_platform_api::ops::{MoeCombine, MoeLinear, MoeRoute, Scoring};
+use halyard_platform_api::weight_format::dequantise_row;
 use halyard_platform_api::{DType, Result};
 
 use super::dot;
 use crate::operand::Args;
-use crate::weights::dequantise_row;
 
 pub(super) fn route(op: &MoeRoute, args: &Args<'_>) -> Result<()> {
     let (experts, k) = (op.num_experts as usize, op.top_k as usize);

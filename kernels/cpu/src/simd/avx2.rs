@@ -80,6 +80,9 @@ impl Simd for Avx2 {
         };
         fn and_i(a: I, b: I) -> I = [_mm256_and_si256(a[0], b[0]), _mm256_and_si256(a[1], b[1])];
         fn or_i(a: I, b: I) -> I = [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])];
+        fn load_table(p: *const u8) -> I = [_mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast())); 2];
+        fn look_up(table: I, places: I) -> I =
+            [_mm256_shuffle_epi8(table[0], places[0]), _mm256_shuffle_epi8(table[1], places[1])];
         fn add_i(a: I, b: I) -> I = [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])];
         fn sum_i(v: I) -> i32 = {
             let eight = _mm256_add_epi32(v[0], v[1]);

@@ -65,6 +65,8 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         fn store_i8x16(p: *mut u8, v: __m512i) = _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v));
         fn and_i(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
         fn or_i(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
+        fn load_table(p: *const u8) -> __m512i = _mm512_broadcast_i32x4(_mm_loadu_si128(p.cast()));
+        fn look_up(table: __m512i, places: __m512i) -> __m512i = _mm512_shuffle_epi8(table, places);
         fn add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
         fn sum_i(v: __m512i) -> i32 = _mm512_reduce_add_epi32(v);
         fn bf16_pair(a: __m512i) -> [__m512; 2] = [

@@ -56,6 +56,10 @@ impl Simd for Neon {
         fn load_i(p: *const u8) -> I = |q| vreinterpretq_s32_u8(vld1q_u8(p.add(16 * q)));
         fn and_i(a: I, b: I) -> I = |q| vandq_s32(a[q], b[q]);
         fn or_i(a: I, b: I) -> I = |q| vorrq_s32(a[q], b[q]);
+        fn look_up(table: I, places: I) -> I = |q| vreinterpretq_s32_u8(vqtbl1q_u8(
+            vreinterpretq_u8_s32(table[q]),
+            vreinterpretq_u8_s32(places[q]),
+        ));
         fn add_i(a: I, b: I) -> I = |q| vaddq_s32(a[q], b[q]);
     }
 
@@ -69,6 +73,12 @@ impl Simd for Neon {
     unsafe fn splat(x: f32) -> F {
         // SAFETY: the trait's contract.
         unsafe { [vdupq_n_f32(x); 4] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_table(p: *const u8) -> I {
+        // SAFETY: the trait's contract.
+        unsafe { [vreinterpretq_s32_u8(vld1q_u8(p)); 4] }
     }
 
     #[inline(always)]

@@ -187,6 +187,31 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_table(p: *const u8) -> I {
+        // SAFETY: 16 bytes are readable at `p`.
+        let bytes = unsafe { p.cast::<[[u8; 4]; 4]>().read_unaligned() };
+        let mut out = [0i32; LANES];
+        for i in 0..LANES {
+            out[i] = i32::from_le_bytes(bytes[i % 4]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: I, places: I) -> I {
+        let mut out = [0i32; LANES];
+        for i in 0..LANES {
+            let mut bytes = places[i].to_le_bytes();
+            for byte in &mut bytes {
+                let place = usize::from(*byte & 15);
+                *byte = table[i / 4 * 4 + place / 4].to_le_bytes()[place % 4];
+            }
+            out[i] = i32::from_le_bytes(bytes);
+        }
+        out
+    }
+
+    #[inline(always)]
     unsafe fn bytes_f32(a: I) -> [F; 4] {
         let mut out = [[0f32; LANES]; 4];
         for (j, vector) in out.iter_mut().enumerate() {

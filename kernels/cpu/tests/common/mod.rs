@@ -32,9 +32,46 @@ pub fn all_kernels() -> Vec<&'static Kernels> {
     Isa::ALL.into_iter().filter_map(Kernels::for_isa).collect()
 }
 
+fn is_group(format: WeightFormat) -> bool {
+    format as usize >= WeightFormat::U4G16 as usize
+}
+
+/// A scale or minimum of a group: 16 bits of it are used, as files have them.
+fn group_scale(rng: &mut Rng, largest: f32) -> f32 {
+    f16::from_f32(rng.unit() / largest).to_f32()
+}
+
+fn random_groups(format: WeightFormat, row: &mut [u8], rng: &mut Rng) {
+    for b in row.chunks_mut(format.block_bytes()) {
+        let is_float = matches!(format, WeightFormat::F8G32 | WeightFormat::F8G128);
+        let largest = match format.block_bytes() > format.block_len() {
+            true if is_float => 448.0,
+            true => 128.0,
+            false => 15.0,
+        };
+        b[..4].copy_from_slice(&group_scale(rng, largest).to_le_bytes());
+        if is_float {
+            b[4..]
+                .iter_mut()
+                .filter(|code| **code & 0x7f == 0x7f)
+                .for_each(|code| *code = 0);
+        } else {
+            b[4..8].copy_from_slice(&group_scale(rng, 2.0).to_le_bytes());
+        }
+    }
+}
+
+fn single_at(b: &[u8], at: usize) -> f64 {
+    f64::from(f32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]))
+}
+
 /// A random row of canonical bytes.
 pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
     let mut row: Vec<u8> = (0..format.row_bytes(k).unwrap()).map(|_| rng.next() as u8).collect();
+    if is_group(format) {
+        random_groups(format, &mut row, rng);
+        return row;
+    }
     let mut half = |at: &mut [u8], scale: f32| {
         at.copy_from_slice(&f16::from_f32(rng.unit() * scale).to_le_bytes());
     };
@@ -55,6 +92,9 @@ pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
                 .for_each(|code| *code = 0);
             scale.copy_from_slice(&(rng.unit() / 448.0).to_le_bytes());
         }
+        _ if is_coded(format) => row
+            .chunks_mut(format.block_bytes())
+            .for_each(|b| coded_block(format, b, rng)),
         WeightFormat::Q6K => row.chunks_mut(210).for_each(|b| half(&mut b[208..], 0.001)),
         _ => row.chunks_mut(format.block_bytes()).for_each(|b| {
             half(&mut b[..2], 0.05);
@@ -66,6 +106,68 @@ pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
     row
 }
 
+/// Whether rows are coded rows, this crate's own.
+pub fn is_coded(format: WeightFormat) -> bool {
+    format.is_coded()
+}
+
+/// Numbers of codes: those of IQ2's grids, and of IQ4_NL.
+pub fn numbers(format: WeightFormat) -> [i8; 16] {
+    match format {
+        WeightFormat::Table3Scaled => [-43, -25, -8, 8, 25, 43, 63, -63, 0, 0, 0, 0, 0, 0, 0, 0],
+        _ => [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    }
+}
+
+/// A random block of a coded row over random bytes.
+fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
+    let scaled = !matches!(format, WeightFormat::Int5 | WeightFormat::Table4);
+    let size = match format {
+        WeightFormat::Int5 | WeightFormat::Int2Scaled => 0.05,
+        WeightFormat::Int5Scaled => 0.01,
+        _ => 0.0004,
+    };
+    let mut factor = |at: usize| {
+        let value = f16::from_f32(rng.unit() * size).to_f32();
+        block[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    };
+    factor(0);
+    factor(4);
+    if format.has_table() {
+        block[4..8].fill(0);
+    }
+    for (to, number) in block[8..24].iter_mut().zip(numbers(format)) {
+        *to = number as u8;
+    }
+    let groups = format.block_len() / 16;
+    let (scales, codes) = block[24..].split_at_mut(2 * groups);
+    let (scales, mins) = scales.split_at_mut(groups);
+    let (mask, by_32) = match format {
+        WeightFormat::Int5Scaled => (63, true),
+        WeightFormat::Int2Scaled => (15, false),
+        WeightFormat::Table3Scaled => (255, false),
+        _ => (255, true),
+    };
+    for i in 0..groups {
+        let from = if by_32 { i / 2 * 2 } else { i };
+        scales[i] = if scaled { scales[from] & mask } else { 1 };
+        mins[i] = if format.has_table() {
+            0
+        } else if scaled {
+            mins[from] & mask
+        } else {
+            1
+        };
+    }
+    let bits = match format {
+        WeightFormat::Int2Scaled => 3,
+        WeightFormat::Table3Scaled => 7,
+        WeightFormat::Int5 | WeightFormat::Int5Scaled => 31,
+        _ => 15,
+    };
+    codes.iter_mut().for_each(|code| *code &= bits);
+}
+
 fn half_at(b: &[u8], at: usize) -> f64 {
     f64::from(f16::from_le_bytes([b[at], b[at + 1]]))
 }
@@ -74,6 +176,18 @@ fn half_at(b: &[u8], at: usize) -> f64 {
 pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
     let b = &row[i / format.block_len() * format.block_bytes()..];
     let j = i % format.block_len();
+    if is_coded(format) {
+        let float = |at: usize| f64::from(f32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]));
+        let groups = format.block_len() / 16;
+        let code = b[24 + 2 * groups + j];
+        let number = if format.has_table() {
+            f64::from(b[8 + code as usize] as i8)
+        } else {
+            f64::from(code)
+        };
+        let (scale, min) = (b[24 + j / 16] as i8, b[24 + groups + j / 16]);
+        return float(0) * f64::from(scale) * number - float(4) * f64::from(min);
+    }
     let nibble = |qs: &[u8]| f64::from(if j < 16 { qs[j] & 15 } else { qs[j - 16] >> 4 });
     match format {
         WeightFormat::F32 => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
@@ -86,6 +200,20 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
             half_at(b, 0) * (nibble(&b[6..]) + 16.0 * fifth - 16.0)
         }
         WeightFormat::Q8_0 => half_at(b, 0) * f64::from(b[2 + j] as i8),
+        WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => {
+            let half = format.block_len().min(32) / 2;
+            let byte = b[8 + j / (2 * half) * half + j % half];
+            let q = if j / half % 2 == 0 { byte & 15 } else { byte >> 4 };
+            single_at(b, 0) * f64::from(q) + single_at(b, 4)
+        }
+        WeightFormat::I8G16 | WeightFormat::I8G32 | WeightFormat::I8G128 => {
+            single_at(b, 0) * f64::from(b[8 + j] as i8) + single_at(b, 4)
+        }
+        WeightFormat::F8G32 | WeightFormat::F8G128 => {
+            // The row format's arm, on this group alone.
+            let row = [&b[4..format.block_bytes()], &b[..4]].concat();
+            element(WeightFormat::F8E4M3, &row, j)
+        }
         WeightFormat::Q4K => {
             let (group, sub) = (j / 64, j / 32);
             let byte = b[16 + 32 * group + j % 32];
@@ -124,5 +252,6 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
             let scale = f64::from(b[192 + j / 16] as i8);
             half_at(b, 208) * scale * (f64::from(low | high << 4) - 32.0)
         }
+        _ => unreachable!("coded rows came first"),
     }
 }

@@ -51,7 +51,7 @@ impl Defaults {
 
 /// Reads the common fields: pre-norm layers, full attention, one rope, no biases, as Llama has it.
 pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<ModelDescription> {
-    super::quantization::is_fp8(config)?;
+    super::Quantization::read(config)?;
     let or_default = |key: &str, default: Option<usize>| match config.unsigned(key)? {
         Some(value) => Ok(value),
         None => default.ok_or_else(|| config.missing(key)),

@@ -20,5 +20,5 @@ pub use layer::{
     MlpDescription, QkNorm, SharedExpert,
 };
 pub(crate) use limits::bad;
-pub(crate) use quantization::is_fp8;
+pub(crate) use quantization::{Method, Quantization, Scheme};
 pub use rope::{LongScaling, PositionScale, RopeDescription, RopeScaling, YarnScaling};

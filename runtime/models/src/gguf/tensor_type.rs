@@ -13,8 +13,9 @@ pub struct TensorType {
     format: Option<WeightFormat>,
 }
 
-/// The formats that [`TensorType::weight_format`] knows and MXFP4, which is handed out as BF16; for messages.
-pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K, MXFP4";
+/// The formats that [`TensorType::weight_format`] knows; for messages.
+pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, \
+    IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4";
 
 const fn plain(code: u32, name: &'static str, values: u32, bytes: u32) -> TensorType {
     TensorType {
@@ -36,43 +37,42 @@ const fn usable(code: u32, name: &'static str, format: WeightFormat) -> TensorTy
     }
 }
 
-const MXFP4: u32 = 39;
-
-const TYPES: [TensorType; 34] = [
+const TYPES: [TensorType; 35] = [
     usable(0, "F32", WeightFormat::F32),
     usable(1, "F16", WeightFormat::F16),
     usable(2, "Q4_0", WeightFormat::Q4_0),
     usable(3, "Q4_1", WeightFormat::Q4_1),
     usable(6, "Q5_0", WeightFormat::Q5_0),
-    plain(7, "Q5_1", 32, 24),
+    usable(7, "Q5_1", WeightFormat::Q5_1),
     usable(8, "Q8_0", WeightFormat::Q8_0),
     plain(9, "Q8_1", 32, 36),
-    plain(10, "Q2_K", 256, 84),
-    plain(11, "Q3_K", 256, 110),
+    usable(10, "Q2_K", WeightFormat::Q2K),
+    usable(11, "Q3_K", WeightFormat::Q3K),
     usable(12, "Q4_K", WeightFormat::Q4K),
-    plain(13, "Q5_K", 256, 176),
+    usable(13, "Q5_K", WeightFormat::Q5K),
     usable(14, "Q6_K", WeightFormat::Q6K),
     plain(15, "Q8_K", 256, 292),
-    plain(16, "IQ2_XXS", 256, 66),
-    plain(17, "IQ2_XS", 256, 74),
-    plain(18, "IQ3_XXS", 256, 98),
-    plain(19, "IQ1_S", 256, 50),
-    plain(20, "IQ4_NL", 32, 18),
-    plain(21, "IQ3_S", 256, 110),
-    plain(22, "IQ2_S", 256, 82),
-    plain(23, "IQ4_XS", 256, 136),
+    usable(16, "IQ2_XXS", WeightFormat::IQ2XXS),
+    usable(17, "IQ2_XS", WeightFormat::IQ2XS),
+    usable(18, "IQ3_XXS", WeightFormat::IQ3XXS),
+    usable(19, "IQ1_S", WeightFormat::IQ1S),
+    usable(20, "IQ4_NL", WeightFormat::IQ4NL),
+    usable(21, "IQ3_S", WeightFormat::IQ3S),
+    usable(22, "IQ2_S", WeightFormat::IQ2S),
+    usable(23, "IQ4_XS", WeightFormat::IQ4XS),
     plain(24, "I8", 1, 1),
     plain(25, "I16", 1, 2),
     plain(26, "I32", 1, 4),
     plain(27, "I64", 1, 8),
     plain(28, "F64", 1, 8),
-    plain(29, "IQ1_M", 256, 56),
+    usable(29, "IQ1_M", WeightFormat::IQ1M),
     usable(30, "BF16", WeightFormat::BF16),
-    plain(34, "TQ1_0", 256, 54),
-    plain(35, "TQ2_0", 256, 66),
-    plain(MXFP4, "MXFP4", 32, 17),
+    usable(34, "TQ1_0", WeightFormat::TQ1_0),
+    usable(35, "TQ2_0", WeightFormat::TQ2_0),
+    usable(39, "MXFP4", WeightFormat::Mxfp4),
     plain(40, "NVFP4", 64, 36),
     plain(41, "Q1_0", 128, 18),
+    plain(42, "Q2_0", 64, 18),
 ];
 
 impl TensorType {
@@ -111,12 +111,6 @@ impl TensorType {
     #[must_use]
     pub fn block_bytes(self) -> u64 {
         self.block_bytes.into()
-    }
-
-    /// Whether values are codes of four bits with an exponent a block, which BF16 holds exactly.
-    #[must_use]
-    pub fn is_mxfp4(self) -> bool {
-        self.code == MXFP4
     }
 
     /// The engine's format for it, `None` where the engine cannot compute with it.

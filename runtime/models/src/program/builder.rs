@@ -79,7 +79,7 @@ impl<'a> Builder<'a> {
         let spec = Embedding {
             num_rows: self.model.vocab_size as u32,
             width: self.model.hidden_size as u32,
-            weight: (self.format_of)(Role::Embedding)?,
+            weight: self.format(Role::Embedding)?,
             out: self.options.act,
             scale: self.model.embedding_scale_in(self.options.act),
             max_tokens: self.options.max_tokens,
@@ -110,7 +110,7 @@ impl<'a> Builder<'a> {
         let spec = Embedding {
             num_rows: self.model.max_position_embeddings as u32,
             width,
-            weight: (self.format_of)(Role::Positions)?,
+            weight: self.format(Role::Positions)?,
             out: dtype,
             scale: 1.0,
             max_tokens: self.options.max_tokens,
@@ -371,9 +371,9 @@ impl<'a> Builder<'a> {
         let mut column = projection.out.column;
         let mut rest = projection.parts;
         while let Some(&(first, _)) = rest.first() {
-            let format = (self.format_of)(first)?;
+            let format = self.format(first)?;
             let mut count = 1;
-            while count < rest.len() && (self.format_of)(rest[count].0)? == format {
+            while count < rest.len() && self.format(rest[count].0)? == format {
                 count += 1;
             }
             let (merged, others) = rest.split_at(count);
@@ -481,7 +481,7 @@ impl<'a> Builder<'a> {
         let spec = Linear {
             in_features: self.local.slice(self.model, roles[0]).columns,
             out_features: width,
-            weight: (self.format_of)(roles[0])?,
+            weight: self.format(roles[0])?,
             act: self.options.act,
             out: projection.out_dtype,
             epilogue: Epilogue::None,
@@ -503,14 +503,20 @@ impl<'a> Builder<'a> {
         Ok(width)
     }
 
-    /// The stored format of a weight.
+    /// The format of this rank's part of a weight: as it is handed out, or in narrower groups where the ranks cut its
+    /// columns inside of a group.
     pub(super) fn format(&self, role: Role) -> Result<WeightFormat> {
-        (self.format_of)(role)
+        let format = (self.format_of)(role)?;
+        let columns = self.local.slice(self.model, role).columns as usize;
+        if columns.is_multiple_of(format.block_values()) {
+            return Ok(format);
+        }
+        Ok(format.narrowed(columns).unwrap_or(format))
     }
 
     /// A packed matrix, for the node that is pushed next.
     pub(super) fn matrix(&mut self, roles: &[Role]) -> Result<u16> {
-        let format = (self.format_of)(roles[0])?;
+        let format = self.format(roles[0])?;
         let slice = self.local.slice(self.model, roles[0]);
         // Every rank's first column is a multiple of its columns.
         let block = format.block_values();

@@ -111,6 +111,7 @@ impl DummyWeights {
             stored_rows: StoredRows::Whole,
             shape,
             coding: Coding::AsStored,
+            turned_from: None,
             change: Change::default(),
         }
     }

@@ -2,9 +2,13 @@
 //! stored: backends pack them, unless the user asked for smaller ones. A tensor that is handed out has the shape that
 //! the description implies.
 
+mod bits_and_bytes;
 mod dummy;
+mod grouped;
 pub(crate) mod kv_scales;
 mod names;
+mod packed;
+mod quantised;
 mod role;
 mod scales;
 mod tensor;
@@ -18,14 +22,15 @@ use halyard_platform_api::WeightFormat;
 pub use dummy::{DummyFormat, DummyValues, DummyWeights};
 pub(crate) use names::{NameTables, NameTemplate, PackedOrder, PackedTensor};
 use names::{StoredName, stored_names};
+use quantised::Finder;
 pub use role::{Linear, MlpLinear, Norm, Part, Role};
 pub use tensor::WeightTensor;
-use tensor::{Change, Coding, MXFP4_BLOCK, Mxfp4, StoredRows};
+use tensor::{Change, Coding, MXFP4_BLOCK, StoredRows};
 
-use crate::config::{ModelDescription, NormKind};
+use crate::config::{ModelDescription, NormKind, Quantization};
 use crate::error::{ModelError, Result, near_names};
 use crate::gguf::GgufFile;
-use crate::quant::format_name;
+use crate::quant::{Rounding, format_name};
 use crate::safetensors::SafetensorsFiles;
 use crate::{gguf, safetensors};
 
@@ -42,8 +47,8 @@ const MXFP4_EXPONENTS: &str = "_scales";
 pub struct Weights {
     description: Arc<ModelDescription>,
     source: Source,
-    /// Plain matrices of layers are handed out as 8-bit floats.
-    quantised: bool,
+    /// Plain matrices of layers are rounded to this as they are handed out.
+    quantised: Option<Rounding>,
 }
 
 #[derive(Debug)]
@@ -53,6 +58,7 @@ enum Source {
         names: &'static NameTables,
         /// What the family's names begin with (`model.`), and what these files have in its place.
         prefix: (&'static str, &'static str),
+        quantization: Quantization,
     },
     Gguf {
         file: Arc<GgufFile>,
@@ -68,6 +74,7 @@ impl Weights {
         description: Arc<ModelDescription>,
         names: &'static NameTables,
         files: SafetensorsFiles,
+        quantization: Quantization,
     ) -> Self {
         let (own, embedding) = names.embedding().map_or(("", ""), |name| {
             let end = name.find('.').map_or(0, |dot| dot + 1);
@@ -76,11 +83,16 @@ impl Weights {
         let holds = |prefix: &&str| files.tensor(&format!("{prefix}{embedding}")).is_some();
         let found = [own].into_iter().chain(OTHER_PREFIXES).find(holds);
         let prefix = (own, found.unwrap_or(own));
-        let source = Source::Safetensors { files, names, prefix };
+        let source = Source::Safetensors {
+            files,
+            names,
+            prefix,
+            quantization,
+        };
         Self {
             description,
             source,
-            quantised: false,
+            quantised: None,
         }
     }
 
@@ -94,7 +106,7 @@ impl Weights {
         Self {
             description,
             source: Source::Gguf { file, names },
-            quantised: false,
+            quantised: None,
         }
     }
 
@@ -104,36 +116,36 @@ impl Weights {
         Self {
             description,
             source: Source::Dummy(dummy),
-            quantised: false,
+            quantised: None,
         }
     }
 
-    /// Hands out the matrices of all layers as 8-bit floats from here on, each row with a scale of its own; embedding
-    /// and output projection stay as stored. Those that are stored in this format already stay as they are.
+    /// Hands out the matrices of all layers rounded from here on; embedding and output projection stay as stored. Those
+    /// that are 8-bit floats already stay as they are where these are asked for.
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] where a matrix is stored in blocks: rounding it again would add to its error.
-    pub fn quantise(&mut self) -> Result<()> {
+    pub fn quantise(&mut self, rounding: Rounding) -> Result<()> {
         for role in Role::all(&self.description)
             .into_iter()
             .filter(|&role| is_layer_matrix(role))
         {
             let format = self.format(role)?;
-            let is_mxfp4 = self.is_mxfp4(role);
-            if is_mxfp4 || !is_plain(format) && format != WeightFormat::F8E4M3 {
+            let is_there = rounding == Rounding::Fp8 && format == WeightFormat::F8E4M3;
+            if !is_plain(format) && !is_there || self.is_grouped(role)? {
                 return Err(ModelError::Unsupported {
                     path: self.path().map(PathBuf::from).unwrap_or_default(),
                     field: "--quantization".to_owned(),
                     value: format!(
-                        "fp8, while {} is stored as {}",
+                        "{rounding:?}, while {} is stored as {}",
                         self.file_name(role),
-                        if is_mxfp4 { "MXFP4" } else { format_name(format) }
+                        format_name(format)
                     ),
                     remedy: "leave it out: the weights are quantised already".to_owned(),
                 });
             }
         }
-        self.quantised = true;
+        self.quantised = Some(rounding);
         Ok(())
     }
 
@@ -197,6 +209,9 @@ impl Weights {
 
     /// A weight of this shape as it is stored.
     fn stored_tensor(&self, role: Role, stored: StoredName, expected: Vec<usize>) -> Result<WeightTensor<'_>> {
+        if let Some(grouped) = self.grouped(&stored, &expected)? {
+            return Ok(self.coded(role, grouped));
+        }
         let StoredName { name, member, rows } = stored;
         let mut in_file = expected.clone();
         if let Some(rows) = rows {
@@ -240,16 +255,11 @@ impl Weights {
                     .tensor(&name)
                     .ok_or_else(|| self.missing(&name, file.tensor_names()))?;
                 let stored = tensor.tensor_type;
-                if stored.is_mxfp4() {
-                    coding = Coding::Mxfp4(Mxfp4::ExponentFirst);
-                }
                 let bytes = file.tensor_bytes(tensor);
                 (
                     &tensor.shape,
                     stored.name(),
-                    stored
-                        .weight_format()
-                        .or(stored.is_mxfp4().then_some(WeightFormat::BF16)),
+                    stored.weight_format(),
                     bytes,
                     gguf::SUPPORTED,
                 )
@@ -312,6 +322,7 @@ impl Weights {
             stored_rows: StoredRows::Whole,
             shape: expected,
             coding,
+            turned_from: None,
             change: Change::default(),
         };
         let stored = match rows {
@@ -321,12 +332,55 @@ impl Weights {
         Ok(self.coded(role, stored))
     }
 
-    fn is_mxfp4(&self, role: Role) -> bool {
-        let name = self.file_name(role);
-        match &self.source {
-            Source::Gguf { file, .. } => file.tensor(&name).is_some_and(|tensor| tensor.tensor_type.is_mxfp4()),
-            _ => name.ends_with(MXFP4_CODES),
+    /// Whether a matrix is stored as codes and scales of its own.
+    fn is_grouped(&self, role: Role) -> Result<bool> {
+        Ok(match &self.source {
+            Source::Safetensors { .. } => matches!(self.tensor(role)?.coding, Coding::Grouped(_)),
+            _ => false,
+        })
+    }
+
+    /// A matrix whose codes and scales are several tensors; `None` where it is not one.
+    fn grouped(&self, stored: &StoredName, shape: &[usize]) -> Result<Option<WeightTensor<'_>>> {
+        let (Source::Safetensors {
+            files, quantization, ..
+        }, &[num_rows, columns]) = (&self.source, shape) else {
+            return Ok(None);
+        };
+        if stored.member.is_some() || stored.rows.is_some_and(|rows| rows.is_transposed) {
+            return Ok(None);
         }
+        let rows = stored.rows.map_or(num_rows, |rows| rows.total);
+        let finder = Finder {
+            files,
+            quantization,
+            name: &stored.name,
+            rows,
+            columns,
+        };
+        let Some(grouped) = finder.find()? else {
+            return Ok(None);
+        };
+        let Some(format) = grouped.format(columns) else {
+            return Err(ModelError::Unsupported {
+                path: files.path().to_path_buf(),
+                field: stored.name.clone(),
+                value: format!("rows of {columns} values whose scales are of {} columns", grouped.group),
+                remedy: "groups of a multiple of 16 columns are read (of 32 of 8-bit floats, of 64 of NF4 and FP4), in \
+                         rows of whole ones: quantise the model with another group size"
+                    .to_owned(),
+            });
+        };
+        Ok(Some(WeightTensor {
+            name: stored.name.clone(),
+            bytes: Cow::Borrowed(&[]),
+            format,
+            stored_rows: stored.rows.map_or(StoredRows::Whole, StoredRows::Packed),
+            shape: shape.to_vec(),
+            coding: Coding::Grouped(Box::new(grouped)),
+            turned_from: None,
+            change: Change::default(),
+        }))
     }
 
     /// The codes of a matrix in MXFP4 (`[.., rows, blocks, 16]` u8), and beside them the exponents of its blocks
@@ -371,19 +425,21 @@ impl Weights {
         Ok(WeightTensor {
             name: name.to_owned(),
             bytes: Cow::Borrowed(part(name, &in_file)?),
-            format: WeightFormat::BF16,
+            format: WeightFormat::Mxfp4,
             stored_rows: StoredRows::Whole,
             shape,
-            coding: Coding::Mxfp4(Mxfp4::ExponentsBeside(exponents)),
+            coding: Coding::Mxfp4(exponents),
+            turned_from: None,
             change: Change::default(),
         })
     }
 
     /// A weight as it is handed out.
     fn coded<'w>(&self, role: Role, mut tensor: WeightTensor<'w>) -> WeightTensor<'w> {
-        if self.quantised && is_layer_matrix(role) && is_plain(tensor.format) && tensor.coding == Coding::AsStored {
+        let is_stored = is_plain(tensor.format) && tensor.coding == Coding::AsStored;
+        if let Some(format) = self.rounded(role, tensor.row_len()).filter(|_| is_stored) {
             tensor.coding = Coding::Quantise(tensor.format);
-            tensor.format = WeightFormat::F8E4M3;
+            tensor.format = format;
         }
         tensor.change = Change {
             factor: kv_scales::factor(&self.description, role),
@@ -403,10 +459,16 @@ impl Weights {
     /// As [`Weights::tensor`].
     pub fn format(&self, role: Role) -> Result<WeightFormat> {
         match &self.source {
-            Source::Dummy(_) if self.quantised && is_layer_matrix(role) => Ok(WeightFormat::F8E4M3),
-            Source::Dummy(dummy) => Ok(dummy.format_of(self.stored_role(role))),
+            Source::Dummy(dummy) => Ok(self
+                .rounded(role, self.shape(role).last().copied().unwrap_or(0))
+                .unwrap_or(dummy.format_of(self.stored_role(role)))),
             _ => Ok(self.tensor(role)?.format),
         }
+    }
+
+    /// The format that a matrix of rows of `columns` values is rounded to.
+    fn rounded(&self, role: Role, columns: usize) -> Option<WeightFormat> {
+        self.quantised.filter(|_| is_layer_matrix(role))?.format(columns)
     }
 
     /// The plain format that dummy matrices are made in, whatever they are handed out in.
@@ -450,10 +512,31 @@ impl Weights {
                 shape[..shape.len() - 1].iter().product::<usize>(),
             );
             let format = self.format(role)?;
+            self.check_scales(role)?;
             total_bytes += (rows * format.row_bytes(row_len).unwrap_or(0)) as u64;
             self.check_expert(role, format)?;
         }
         Ok(total_bytes)
+    }
+
+    /// Every scale of a matrix must be a number.
+    fn check_scales(&self, role: Role) -> Result<()> {
+        if !role.is_matrix() || !matches!(self.source, Source::Safetensors { .. }) {
+            return Ok(());
+        }
+        let tensor = self.tensor(role)?;
+        let Coding::Grouped(grouped) = &tensor.coding else {
+            return Ok(());
+        };
+        match grouped.bad_scale() {
+            None => Ok(()),
+            Some((at, value)) => Err(ModelError::BadField {
+                path: self.path().map(PathBuf::from).unwrap_or_default(),
+                field: format!("scale {at} of {}", tensor.name),
+                value: value.to_string(),
+                limit: "a finite number".to_owned(),
+            }),
+        }
     }
 
     /// One op multiplies by all experts' matrices of a kind: they must have one format.
@@ -493,6 +576,7 @@ impl Weights {
                 names: tables,
                 files,
                 prefix,
+                ..
             } => {
                 let mut names = names(tables);
                 let (own, found) = prefix;
@@ -504,7 +588,7 @@ impl Weights {
                         stored.name = format!("language_model.{}", stored.name);
                     }
                 }
-                first_found(names, |name| files.tensor(name).is_some())
+                first_found(names, |name| quantised::is_there(files, name))
             }
             Source::Dummy(_) => names(&NameTables::own(&[])).remove(0),
         }

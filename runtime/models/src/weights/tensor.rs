@@ -5,10 +5,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use halyard_platform_api::WeightFormat;
+use halyard_platform_api::weight_format::{convert_row, dequantise_row};
 
+use super::grouped::Grouped;
 use super::names::PackedRows;
-use crate::error::Result;
-use crate::quant::{dequantize, quantize_e4m3};
+use crate::error::{ModelError, Result};
+use crate::quant::{dequantize, format_name, quantize_e4m3, quantize_groups};
 
 /// One weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +27,8 @@ pub struct WeightTensor<'a> {
     pub shape: Vec<usize>,
     /// What is done to the stored values.
     pub(super) coding: Coding<'a>,
+    /// The format that they come in before rows are turned into `format`.
+    pub(super) turned_from: Option<WeightFormat>,
     /// And what is changed of them on the way.
     pub(super) change: Change,
 }
@@ -79,21 +83,14 @@ pub(super) enum Coding<'a> {
     Scales(Vec<f32>),
     /// They are plain values of this format.
     Quantise(WeightFormat),
-    /// They are MXFP4, handed out as BF16, which holds every such value.
-    Mxfp4(Mxfp4),
+    /// They are codes of MXFP4 as gpt-oss's checkpoints have them: 16 bytes a block, two neighbours a byte, low half
+    /// first. The exponents of all blocks are another tensor, row by row of the stored one.
+    Mxfp4(Vec<u8>),
+    /// They are several tensors, which this holds; `bytes` is empty.
+    Grouped(Box<Grouped<'a>>),
     /// They are those of this tensor, whose rows are the rows of equally large matrices: each is handed out as its
     /// transpose, in a plain format as stored, in others as F32.
     TransposedMatrices(Box<WeightTensor<'a>>, usize),
-}
-
-/// How blocks of MXFP4 are stored.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Mxfp4 {
-    /// As gpt-oss's checkpoints have them: 16 bytes of codes, two neighbours a byte, low half first. The exponents of
-    /// all blocks are another tensor, row by row of the stored one.
-    ExponentsBeside(Vec<u8>),
-    /// As GGUF files have them: an exponent, and 16 bytes with the codes of the block's first half in their low halves.
-    ExponentFirst,
 }
 
 impl<'w> WeightTensor<'w> {
@@ -102,13 +99,13 @@ impl<'w> WeightTensor<'w> {
     pub(super) fn of_packed(mut self, rows: PackedRows) -> WeightTensor<'w> {
         let part = |bytes: &[u8], of: Range<usize>| bytes[of].to_vec();
         let value = self.bytes.len() / rows.total;
-        // They are counted from the stored tensor's first row.
-        let has_exponents_beside = matches!(self.coding, Coding::Mxfp4(Mxfp4::ExponentsBeside(_)));
+        // Other tensors' rows are counted from the stored tensor's first one.
+        let has_more = matches!(self.coding, Coding::Mxfp4(_) | Coding::Grouped(_));
         if let &[size] = self.shape.as_slice() {
             let values = (0..size).map(|row| rows.stored(row) * value);
             let copied: Vec<u8> = values.flat_map(|at| part(&self.bytes, at..at + value)).collect();
             self.bytes = Cow::Owned(copied);
-        } else if rows.run == self.shape[0] && !rows.is_transposed && !has_exponents_beside {
+        } else if rows.run == self.shape[0] && !rows.is_transposed && !has_more {
             let range = rows.first * value..(rows.first + rows.run) * value;
             self.bytes = match self.bytes {
                 Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
@@ -132,6 +129,7 @@ impl<'w> WeightTensor<'w> {
             stored_rows: StoredRows::Whole,
             shape: vec![matrices * columns, rows],
             coding: Coding::TransposedMatrices(Box::new(self), matrices),
+            turned_from: None,
             change: Change::default(),
         }
     }
@@ -184,15 +182,55 @@ impl<'w> WeightTensor<'w> {
     /// Whether [`WeightTensor::rows`] gives the file's bytes without copying them.
     #[must_use]
     pub fn is_as_stored(&self) -> bool {
-        self.coding == Coding::AsStored && self.change.is_none() && self.stored_rows == StoredRows::Whole
+        self.coding == Coding::AsStored
+            && self.turned_from.is_none()
+            && self.change.is_none()
+            && self.stored_rows == StoredRows::Whole
     }
 
-    /// The plain format of values that are quantised on the way without another change, and their stored bytes; `None`
+    /// The same weight, handed out in another format: of the same codes in narrower groups, or of plain values.
+    ///
+    /// # Errors
+    /// [`ModelError::Unsupported`] where that format does not hold this weight's values.
+    pub fn in_format(mut self, format: WeightFormat) -> Result<WeightTensor<'w>> {
+        if format == self.format {
+            return Ok(self);
+        }
+        let row_len = self.row_len();
+        let is_there = match &self.coding {
+            Coding::Grouped(grouped) => grouped.has_form(format),
+            _ => {
+                let narrowed = self.format.narrowed(format.layout().group.max(1));
+                self.turned_from.is_none()
+                    && (narrowed == Some(format) || format == WeightFormat::F32 || is_exact(self.format, format))
+            }
+        };
+        if !is_there || format.row_bytes(row_len).is_none() {
+            return Err(ModelError::Unsupported {
+                path: std::path::PathBuf::new(),
+                field: self.name,
+                value: format!("rows of {row_len} values of {} as {}", self.format.name(), format_name(format)),
+                remedy: "use another platform, or another conversion of the model".to_owned(),
+            });
+        }
+        if !matches!(self.coding, Coding::Grouped(_)) {
+            self.turned_from = Some(self.format);
+        }
+        self.format = format;
+        Ok(self)
+    }
+
+    /// The plain format of values that are quantised to 8-bit floats on the way without another change, and their stored bytes; `None`
     /// for others.
     #[must_use]
     pub fn unquantised(&self) -> Option<(WeightFormat, &[u8])> {
         match self.coding {
-            Coding::Quantise(format) if self.change.is_none() && self.stored_rows == StoredRows::Whole => {
+            Coding::Quantise(format)
+                if self.format == WeightFormat::F8E4M3
+                    && self.turned_from.is_none()
+                    && self.change.is_none()
+                    && self.stored_rows == StoredRows::Whole =>
+            {
                 Some((format, &self.bytes))
             }
             _ => None,
@@ -216,6 +254,16 @@ impl<'w> WeightTensor<'w> {
         }
         if let Coding::TransposedMatrices(stored, matrices) = &self.coding {
             return Cow::Owned(transposed_rows(stored, *matrices, rows, columns, self.format));
+        }
+        if let Some(from) = self.turned_from {
+            return Cow::Owned(self.turned(from, rows, columns));
+        }
+        if let Coding::Grouped(grouped) = &self.coding {
+            let stored: Vec<usize> = rows.map(|row| self.stored_index(row)).collect();
+            let mut bytes = Vec::new();
+            let factor = self.change.factor;
+            grouped.put_rows(&stored, self.row_len(), columns, self.format, factor, &mut bytes);
+            return Cow::Owned(bytes);
         }
         let bytes_at = |column: usize| column / self.format.block_values() * self.format.block_bytes();
         let part = bytes_at(columns.start)..bytes_at(columns.end);
@@ -241,40 +289,62 @@ impl<'w> WeightTensor<'w> {
                     self.change.apply(&mut scale);
                     bytes.extend_from_slice(&scale[0].to_le_bytes());
                 }
-                Coding::Mxfp4(layout) => {
+                Coding::Mxfp4(exponents) => {
                     let blocks = self.row_len() / MXFP4_BLOCK;
-                    values.clear();
-                    match layout {
-                        Mxfp4::ExponentsBeside(exponents) => {
-                            let exponents = &exponents[self.stored_index(row) * blocks..][..blocks];
-                            for (codes, &exponent) in stored.chunks_exact(MXFP4_BLOCK / 2).zip(exponents) {
-                                let codes = codes.iter().flat_map(|byte| [byte & 15, byte >> 4]);
-                                values.extend(mxfp4_values(codes, exponent));
-                            }
-                        }
-                        Mxfp4::ExponentFirst => {
-                            for block in stored.chunks_exact(1 + MXFP4_BLOCK / 2) {
-                                let codes = block[1..].iter();
-                                let codes = codes.clone().map(|byte| byte & 15).chain(codes.map(|byte| byte >> 4));
-                                values.extend(mxfp4_values(codes, block[0]));
-                            }
-                        }
+                    let exponents = &exponents[self.stored_index(row) * blocks..][..blocks];
+                    for block in columns.start / MXFP4_BLOCK..columns.end / MXFP4_BLOCK {
+                        let codes = &stored[block * MXFP4_BLOCK / 2..][..MXFP4_BLOCK / 2];
+                        let code = |i: usize| codes[i / 2] >> (i % 2 * 4) & 15;
+                        bytes.push(exponents[block]);
+                        bytes.extend((0..MXFP4_BLOCK / 2).map(|i| code(i) | code(i + MXFP4_BLOCK / 2) << 4));
                     }
-                    self.change.apply(&mut values);
-                    put_plain_values(self.format, &values[columns.clone()], &mut bytes);
                 }
+                // Taken above.
+                Coding::Grouped(_) => {}
                 Coding::Quantise(format) => {
                     values.resize(self.row_len(), 0.0);
                     coded.resize(self.row_bytes(), 0);
                     plain_values(*format, stored, &mut values);
                     self.change.apply(&mut values);
-                    quantize_e4m3(&values, &mut coded);
-                    bytes.extend_from_slice(&coded[part.clone()]);
-                    bytes.extend_from_slice(&coded[self.row_len()..]);
+                    match self.format {
+                        WeightFormat::F8E4M3 => {
+                            quantize_e4m3(&values, &mut coded);
+                            bytes.extend_from_slice(&coded[part.clone()]);
+                            bytes.extend_from_slice(&coded[self.row_len()..]);
+                        }
+                        format => quantize_groups(format, &values[columns.clone()], &mut bytes),
+                    }
                 }
             }
         }
         Cow::Owned(bytes)
+    }
+
+    /// Some columns of rows of the format `from`, in the tensor's format.
+    fn turned(&self, from: WeightFormat, rows: Range<usize>, columns: Range<usize>) -> Vec<u8> {
+        let native = WeightTensor {
+            format: from,
+            turned_from: None,
+            ..self.clone()
+        };
+        let row_len = self.row_len();
+        let (mut bytes, mut whole) = (Vec::new(), Vec::new());
+        let mut values = vec![0.0; row_len];
+        for row in rows {
+            let row = native.rows(row..row + 1);
+            if self.format.is_plain() {
+                dequantise_row(from, &row, &mut values);
+                put_plain_values(self.format, &values[columns.clone()], &mut bytes);
+                continue;
+            }
+            whole.clear();
+            // `in_format` has asked whether it can be.
+            let converted = convert_row(from, self.format, &row, &mut whole);
+            debug_assert!(converted.is_ok(), "{converted:?}");
+            let at = |column: usize| column / self.format.block_values() * self.format.block_bytes();
+            bytes.extend_from_slice(&whole[at(columns.start)..at(columns.end)]);
+        }
+        bytes
     }
 
     /// All values as f32, row-major: for norms, biases and tests.
@@ -285,7 +355,7 @@ impl<'w> WeightTensor<'w> {
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.iter().product()];
         // What is changed of a vector is not rounded: vectors are handed on as f32.
-        let is_stored = self.coding == Coding::AsStored && self.stored_rows == StoredRows::Whole;
+        let is_stored = self.coding == Coding::AsStored && self.turned_from.is_none() && self.stored_rows == StoredRows::Whole;
         let is_plain = self.shape.len() == 1 || self.change.is_none() && is_stored;
         if self.format.row_tail_bytes() == 0 && is_plain {
             dequantize(self.format, &self.bytes, &mut values)?;
@@ -329,19 +399,10 @@ fn transposed_rows(
 /// Values of a block of MXFP4 (OCP Microscaling Formats 1.0).
 pub(super) const MXFP4_BLOCK: usize = 32;
 
-/// The values of codes of four bits: a sign, and one of eight magnitudes (E2M1), times 2^(exponent − 127). An exponent
-/// of 255 is NaN.
-fn mxfp4_values(codes: impl Iterator<Item = u8>, exponent: u8) -> impl Iterator<Item = f32> {
-    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-    let factor = match exponent {
-        255 => f32::NAN,
-        0 => f32::MIN_POSITIVE / 2.0,
-        exponent => f32::from_bits(u32::from(exponent) << 23),
-    };
-    codes.map(move |code| {
-        let value = MAGNITUDES[usize::from(code & 7)] * factor;
-        if code & 8 == 0 { value } else { -value }
-    })
+/// Whether a plain format holds every value of another one.
+fn is_exact(format: WeightFormat, plain: WeightFormat) -> bool {
+    // A sign, a power of two and two bits.
+    format == WeightFormat::Mxfp4 && plain == WeightFormat::BF16
 }
 
 /// Values of a plain format; the bytes were checked when the file was opened.
@@ -391,6 +452,7 @@ mod tests {
             stored_rows: StoredRows::Whole,
             shape: vec![rows, columns],
             coding: Coding::AsStored,
+            turned_from: None,
             change: Change::default(),
         };
         let whole = tensor.to_f32().expect("decodes");
@@ -413,21 +475,9 @@ mod tests {
             stored_rows: StoredRows::Whole,
             shape: vec![2, 3],
             coding: Coding::Scales(scales),
+            turned_from: None,
             change: Change::default(),
         }
-    }
-
-    #[test]
-    fn mxfp4_codes_are_signs_magnitudes_and_an_exponent() {
-        // The table of E2M1 in the specification, both signs; 2^0, 2^-3, 2^2.
-        let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-        let expected: Vec<f32> = magnitudes.iter().copied().chain(magnitudes.map(|m| -m)).collect();
-        for (exponent, factor) in [(127, 1.0), (124, 0.125), (129, 4.0)] {
-            let scaled: Vec<f32> = expected.iter().map(|value| value * factor).collect();
-            assert_eq!(mxfp4_values(0..16, exponent).collect::<Vec<_>>(), scaled);
-        }
-        assert_eq!(mxfp4_values(2..3, 0).next(), Some(2f32.powi(-127)));
-        assert!(mxfp4_values(2..4, 255).all(f32::is_nan));
     }
 
     #[test]
@@ -439,27 +489,34 @@ mod tests {
             .into_iter()
             .flat_map(|(at, exponent)| std::iter::once(exponent).chain(block(at)))
             .collect();
-        let tensor = |bytes: Vec<u8>, layout| WeightTensor {
+        let tensor = |bytes: Vec<u8>, coding| WeightTensor {
             name: "w".to_owned(),
             bytes: Cow::Owned(bytes),
-            format: WeightFormat::BF16,
+            format: WeightFormat::Mxfp4,
             stored_rows: StoredRows::Whole,
             shape: vec![2, 32],
-            coding: Coding::Mxfp4(layout),
+            coding,
+            turned_from: None,
             change: Change::default(),
         };
         let tensors = [
-            tensor(beside, Mxfp4::ExponentsBeside(vec![126, 128])),
-            tensor(first, Mxfp4::ExponentFirst),
+            tensor(beside, Coding::Mxfp4(vec![126, 128])),
+            tensor(first, Coding::AsStored),
         ];
         let values = tensors.each_ref().map(|tensor| tensor.to_f32().expect("decodes"));
         assert_eq!(values[0], values[1]);
         // Codes 0, 7 and 14 of the first row, at 2^-1.
         assert_eq!(values[0][..3], [0.0, 3.0, -2.0]);
-        let part = tensors
-            .each_ref()
-            .map(|tensor| tensor.submatrix(1..2, 8..24).into_owned());
-        assert_eq!(part[0], part[1]);
+        for format in [WeightFormat::E2M1G32, WeightFormat::E2M1G16, WeightFormat::BF16] {
+            let turned = tensors.clone().map(|tensor| tensor.in_format(format).expect("a form of it"));
+            for turned in &turned {
+                assert_eq!(turned.to_f32().expect("decodes"), values[0], "{format:?}");
+            }
+            let part = turned.each_ref().map(|tensor| tensor.submatrix(1..2, 0..32).into_owned());
+            assert_eq!(part[0], part[1]);
+        }
+        let error = tensors[0].clone().in_format(WeightFormat::F16).expect_err("not exact");
+        assert!(error.to_string().contains("MXFP4 as F16"), "{error}");
     }
 
     #[test]
@@ -485,6 +542,7 @@ mod tests {
             stored_rows: StoredRows::Whole,
             shape: vec![2, 3],
             coding: Coding::Quantise(WeightFormat::F32),
+            turned_from: None,
             change: Change::default(),
         };
         assert_eq!(tensor.to_f32().expect("decodes"), [1.0, -224.0, 3.25, 0.0, 0.0, 0.0]);

@@ -80,10 +80,14 @@ impl<'a> Interpreter<'a> {
         let values = parts.iter().flat_map(|part| {
             let tensor = self.files.weights.tensor(part.role).unwrap();
             let rows = part.first_row as usize..(part.first_row + part.rows) as usize;
-            let WeightSpec::Matrix { in_features, .. } = spec else {
+            let WeightSpec::Matrix {
+                in_features, format, ..
+            } = spec
+            else {
                 return tensor.to_f32().unwrap()[rows].to_vec();
             };
             let columns = part.first_column as usize..(part.first_column + in_features) as usize;
+            let tensor = tensor.in_format(*format).unwrap();
             let mut values = vec![0.0; rows.len() * columns.len()];
             dequantize(tensor.format, &tensor.submatrix(rows, columns), &mut values).unwrap();
             values

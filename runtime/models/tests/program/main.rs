@@ -167,6 +167,9 @@ agrees_with_hugging_face! {
     llama3_rope_gguf_agrees_with_hugging_face: "gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json";
     qwen3_gguf_agrees_with_hugging_face: "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
     qwen3_moe_gguf_agrees_with_hugging_face: "gguf/qwen3-moe-gguf.gguf", "gguf/qwen3-moe-gguf.golden.json";
+    llama_k_mix_gguf_agrees_with_hugging_face: "gguf/llama-k-mix-gguf.gguf", "gguf/llama-k-mix-gguf.golden.json";
+    llama_iq_mix_gguf_agrees_with_hugging_face: "gguf/llama-iq-mix-gguf.gguf", "gguf/llama-iq-mix-gguf.golden.json";
+    qwen3_moe_iq_gguf_agrees_with_hugging_face: "gguf/qwen3-moe-iq-gguf.gguf", "gguf/qwen3-moe-iq-gguf.golden.json";
     gemma_gguf_agrees_with_hugging_face: "gguf/gemma-gguf.gguf", "gguf/gemma-gguf.golden.json";
     gemma2_gguf_agrees_with_hugging_face: "gguf/gemma2-gguf.gguf", "gguf/gemma2-gguf.golden.json";
     mixtral_gguf_agrees_with_hugging_face: "gguf/mixtral-gguf.gguf", "gguf/mixtral-gguf.golden.json";
@@ -208,9 +211,9 @@ fn what_ranks_cannot_share_is_refused_with_both_numbers() {
     );
     let kv_heads = refusal("smollm2", 9);
     assert!(kv_heads.contains("intermediate_size is 96, which 9"), "{kv_heads}");
-    let blocks = refusal("gguf/llama3-rope-gguf.gguf", 2);
+    let blocks = refusal("gguf/llama3-rope-gguf.gguf", 4);
     assert!(
-        blocks.contains("is 48, which 2 tensor-parallel ranks") && blocks.contains("blocks of 32"),
+        blocks.contains("is 24, which 4 tensor-parallel ranks") && blocks.contains("blocks of 32"),
         "{blocks}"
     );
 }

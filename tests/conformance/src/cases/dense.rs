@@ -43,7 +43,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
 pub(super) fn odd_width(format: WeightFormat) -> u32 {
     match format.block_values() {
         1 => 37,
-        32 => 96,
+        16 | 32 => 96,
         block => block as u32 * 2,
     }
 }
@@ -74,7 +74,11 @@ fn embedding(seed: u64, format: WeightFormat, out: DType, cases: &mut Vec<Case>)
 
 fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
     let variant = format!("{format:?} x {act:?}");
-    let wide = if format.block_values() == 256 { 512 } else { 320 };
+    let wide = match format.block_values() {
+        256 => 512,
+        128 => 384,
+        _ => 320,
+    };
     // Tokens, inputs, outputs, bias, residual, gap between rows.
     let shapes = [
         (1, odd_width(format), 19, false, false, 0),

@@ -41,7 +41,10 @@ fn half_activations_hold_weights_of_their_own_type() {
 
 #[test]
 fn planes_are_little_larger_than_the_file() {
-    for format in WeightFormat::ALL.into_iter().filter(|f| f.block_values() > 1) {
+    for format in WeightFormat::ALL
+        .into_iter()
+        .filter(|&f| f.block_values() > 1 && reads(f))
+    {
         let linear = Linear::new(&ops::Linear {
             in_features: 4096,
             out_features: 1024,

@@ -6,6 +6,7 @@ use halyard_platform_api::{DType, Error, Result, WeightFormat, ops};
 use super::support::{Entries, Operands, act_name, blocks, not_zero};
 use crate::driver::DevicePtr;
 use crate::encoding::{Arg, Encoding};
+use crate::ops::linear::{READ, reads};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
 use crate::view::View;
 
@@ -27,6 +28,12 @@ impl Embedding {
     pub(super) fn new(op: &ops::Embedding) -> Result<Embedding> {
         not_zero("embedding", "width", op.width)?;
         let out = act_name("embedding", op.out)?;
+        if !reads(op.weight) {
+            return Err(Error::unsupported(format!(
+                "embedding: a table of {} is not read here; {READ} are",
+                op.weight.name()
+            )));
+        }
         let Some(row_bytes) = op.weight.row_bytes(op.width as usize) else {
             return Err(Error::unsupported(format!(
                 "embedding: {} values are no whole blocks of {} of {:?}",

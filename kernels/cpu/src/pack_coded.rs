@@ -1,0 +1,132 @@
+//! Packs coded rows: integers of 2 to 5 bits, or places in a table, with integers as scales. Owns the writing side of
+//! their panels. As in `pack`, `[r]` runs over a panel's 16 rows.
+//!
+//! - `Int5` d f16\[r\], −dmin f16\[r\], nibbles, fifth bits u8\[r\]\[4\]: bit g of byte j is that of group g.
+//! - `Int5Scaled` per 256: d f16\[r\], dmin f16\[r\], for each block scale u8\[r\], min u8\[r\]; then per block:
+//!   nibbles, fifth bits.
+//! - `Int2Scaled` per 256: d f16\[r\], dmin f16\[r\], for each block u8\[2\]\[r\]: scale and min of 16 elements in a
+//!   byte; then per block: pairs u8\[2\]\[r\]\[4\], bits 2g of vector h are those of group 4h + g.
+//! - `Table3Scaled` first the panel's numbers u8\[16\], 64 more than they are; per 256: d f32\[r\], for each block
+//!   scales i8\[2\]\[r\]; then per block: pairs and third bits of codes.
+//! - `Table4Scaled` first the panel's numbers, 128 more than they are; per 256: d f32\[r\], for each block scale
+//!   i8\[r\]; then per block: nibbles.
+//! - `Table4` the numbers as in `Table4Scaled`; per block: d f16\[r\], nibbles.
+
+use half::f16;
+
+use crate::format::{CodedBlock, WeightFormat};
+
+/// Rows of a panel.
+pub(crate) const ROWS: usize = 16;
+/// Elements of K that are packed together.
+const BLOCK: usize = 32;
+
+/// Where things begin in a panel: bytes before the first block, of a block, and before each 8 blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    pub lead: usize,
+    pub block_bytes: usize,
+    pub head: usize,
+}
+
+/// What a panel's numbers are more than the numbers.
+pub(crate) const fn offset_of_numbers(format: WeightFormat) -> u8 {
+    match format {
+        WeightFormat::Table3Scaled => 64,
+        _ => 128,
+    }
+}
+
+/// Packs row `r` of a panel.
+pub(crate) fn pack_coded(format: WeightFormat, layout: Layout, row: &[u8], panel: &mut [u8], r: usize) {
+    let (table, panel) = panel.split_at_mut(layout.lead);
+    let outs = panel.chunks_exact_mut(layout.head + format.block_len() / BLOCK * layout.block_bytes);
+    for (bytes, out) in row.chunks_exact(format.block_bytes()).zip(outs) {
+        let block = CodedBlock::of(bytes);
+        // Every block of a weight has the same numbers.
+        for (number, &of_block) in table.iter_mut().zip(block.numbers) {
+            *number = of_block.wrapping_add(offset_of_numbers(format));
+        }
+        match format {
+            WeightFormat::Int5 => {
+                put_f16(block.d, out, r);
+                put_f16(-block.dmin, &mut out[32..], r);
+                pack_nibbles(block.codes, &mut out[64..], r);
+                put_bit(block.codes, 4, &mut out[64 + 256..], r);
+            }
+            WeightFormat::Table4 => {
+                put_f16(block.d, out, r);
+                pack_nibbles(block.codes, &mut out[32..], r);
+            }
+            _ => pack_scaled(format, layout, &block, out, r),
+        }
+    }
+}
+
+/// 256 elements.
+fn pack_scaled(format: WeightFormat, layout: Layout, block: &CodedBlock<'_>, out: &mut [u8], r: usize) {
+    let (head, body) = out.split_at_mut(layout.head);
+    match format {
+        WeightFormat::Int5Scaled | WeightFormat::Int2Scaled => {
+            put_f16(block.d, head, r);
+            put_f16(block.dmin, &mut head[32..], r);
+        }
+        _ => head[4 * r..4 * r + 4].copy_from_slice(&block.d.to_le_bytes()),
+    }
+    let scales = &mut head[64..];
+    let codes = block.codes.chunks_exact(BLOCK);
+    for (j, (q, out)) in codes.zip(body.chunks_exact_mut(layout.block_bytes)).enumerate() {
+        let (scale, min) = (&block.scales[2 * j..2 * j + 2], &block.mins[2 * j..2 * j + 2]);
+        match format {
+            WeightFormat::Int5Scaled => {
+                (scales[32 * j + r], scales[32 * j + ROWS + r]) = (scale[0], min[0]);
+                pack_nibbles(q, out, r);
+                put_bit(q, 4, &mut out[256..], r);
+            }
+            WeightFormat::Int2Scaled => {
+                for half in 0..2 {
+                    scales[32 * j + ROWS * half + r] = scale[half] & 15 | min[half] << 4;
+                }
+                put_pairs(q, out, r);
+            }
+            WeightFormat::Table3Scaled => {
+                for half in 0..2 {
+                    scales[32 * j + ROWS * half + r] = scale[half];
+                }
+                put_pairs(q, out, r);
+                put_bit(q, 2, &mut out[128..], r);
+            }
+            _ => {
+                scales[ROWS * j + r] = scale[0];
+                pack_nibbles(q, out, r);
+            }
+        }
+    }
+}
+
+/// A number that came from an f16.
+fn put_f16(value: f32, out: &mut [u8], r: usize) {
+    out[2 * r..2 * r + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+}
+
+/// The low nibbles of 32 quants into 4 vectors of 16 rows × 4 bytes.
+pub(crate) fn pack_nibbles(q: &[u8], out: &mut [u8], r: usize) {
+    for (k, q) in q.iter().enumerate() {
+        let group = k / 4;
+        out[64 * (group / 2) + 4 * r + k % 4] |= (q & 15) << (4 * (group % 2));
+    }
+}
+
+/// The low pairs of 32 quants into 2 vectors.
+fn put_pairs(q: &[u8], out: &mut [u8], r: usize) {
+    for (k, q) in q.iter().enumerate() {
+        out[64 * (k / 16) + 4 * r + k % 4] |= (q & 3) << (2 * (k / 4 % 4));
+    }
+}
+
+/// Bit `bit` of 32 quants into a vector.
+fn put_bit(q: &[u8], bit: u32, out: &mut [u8], r: usize) {
+    for (k, q) in q.iter().enumerate() {
+        out[4 * r + k % 4] |= (q >> bit & 1) << (k / 4);
+    }
+}

@@ -1,0 +1,164 @@
+//! Which format of a weight a platform gets: the stored one, or else its canonical form, or a plain type that holds
+//! every value of it. Asks the platform, and says what became of formats that it refuses.
+
+use std::cell::RefCell;
+
+use halyard_models::program::ProgramOptions;
+use halyard_models::weights::{Linear as LinearOf, Part};
+use halyard_models::{ModelFiles, Result, Role};
+use halyard_platform_api::ops::{Embedding, Epilogue, Linear, MoeLinear};
+use halyard_platform_api::{Device, OpSpec, WeightFormat};
+
+use crate::error::RunnerError;
+
+/// The ops that read weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    Embedding,
+    Linear,
+    Experts,
+}
+
+/// What was settled for a format in an op.
+struct Settled {
+    reader: Reader,
+    stored: WeightFormat,
+    taken: WeightFormat,
+    /// Every format that was refused, with the platform's reason.
+    refused: Vec<String>,
+}
+
+/// The formats of a model's weights on a device.
+pub(crate) struct WeightFormats<'a> {
+    device: &'a dyn Device,
+    files: &'a ModelFiles,
+    options: &'a ProgramOptions,
+    settled: RefCell<Vec<Settled>>,
+}
+
+impl<'a> WeightFormats<'a> {
+    pub(crate) fn new(device: &'a dyn Device, files: &'a ModelFiles, options: &'a ProgramOptions) -> Self {
+        WeightFormats {
+            device,
+            files,
+            options,
+            settled: RefCell::new(Vec::new()),
+        }
+    }
+
+    /// The format in which a weight is packed. Where the platform takes none, the stored one: its op is then missing,
+    /// and [`WeightFormats::explain`] has the reasons.
+    pub(crate) fn of(&self, role: Role) -> Result<WeightFormat> {
+        let stored = self.files.weights.format(role)?;
+        if stored.is_plain() {
+            return Ok(stored);
+        }
+        let reader = match role {
+            Role::Embedding | Role::Positions => Reader::Embedding,
+            Role::Layer(_, Part::Weight(LinearOf::Expert(..))) => Reader::Experts,
+            _ => Reader::Linear,
+        };
+        let mut settled = self.settled.borrow_mut();
+        if let Some(known) = settled.iter().find(|s| s.reader == reader && s.stored == stored) {
+            return Ok(known.taken);
+        }
+        let mut refused = Vec::new();
+        let mut taken = stored;
+        for format in candidates(stored) {
+            match self.device.ops().support(&self.spec(reader, role, format)) {
+                Ok(_) => {
+                    taken = format;
+                    break;
+                }
+                Err(why) => refused.push(format!("{}: {}", format.name(), why.message)),
+            }
+        }
+        settled.push(Settled {
+            reader,
+            stored,
+            taken,
+            refused,
+        });
+        Ok(taken)
+    }
+
+    /// The op that reads a weight, in a format.
+    fn spec(&self, reader: Reader, role: Role, weight: WeightFormat) -> OpSpec {
+        let shape = self.files.weights.shape(role);
+        let (rows, columns) = (shape[0] as u32, shape[shape.len() - 1] as u32);
+        let (act, max_tokens) = (self.options.act, self.options.max_tokens);
+        match reader {
+            Reader::Embedding => Embedding {
+                num_rows: rows,
+                width: columns,
+                weight,
+                out: act,
+                scale: 1.0,
+                max_tokens,
+            }
+            .into(),
+            Reader::Linear => Linear {
+                in_features: columns,
+                out_features: rows,
+                weight,
+                act,
+                out: act,
+                epilogue: Epilogue::None,
+                max_tokens,
+                allow_quantized_act: self.options.allow_quantized_act,
+            }
+            .into(),
+            Reader::Experts => MoeLinear {
+                in_features: columns,
+                out_features: rows,
+                num_experts: 2,
+                top_k: 1,
+                weight,
+                dtype: act,
+                max_tokens,
+            }
+            .into(),
+        }
+    }
+
+    /// Adds to a list of missing ops why neither a format nor what stands for it is taken.
+    pub(crate) fn explain(&self, error: RunnerError) -> RunnerError {
+        let RunnerError::MissingOps { mut missing } = error else {
+            return error;
+        };
+        for settled in self.settled.borrow().iter() {
+            let is_refused = settled.refused.len() == candidates(settled.stored).len();
+            if is_refused {
+                let forms = settled.refused.join("; ");
+                missing.push(format!("weights of {} in no form: {forms}", settled.stored.name()));
+            }
+        }
+        RunnerError::MissingOps { missing }
+    }
+
+    /// For the log: formats that were replaced.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let settled = self.settled.borrow();
+        let replaced = settled.iter().filter(|settled| settled.taken != settled.stored);
+        replaced
+            .map(|settled| {
+                format!(
+                    "weights of {} are handed to {:?} ops as {}, which has the same values ({})",
+                    settled.stored.name(),
+                    settled.reader,
+                    settled.taken.name(),
+                    settled.refused.join("; ")
+                )
+            })
+            .collect()
+    }
+}
+
+/// The forms of a format, in the order of asking: each holds every value.
+fn candidates(stored: WeightFormat) -> Vec<WeightFormat> {
+    let plain = (stored == WeightFormat::Mxfp4).then_some(WeightFormat::BF16);
+    std::iter::once(stored)
+        .chain(stored.layout().canonical)
+        .chain(plain)
+        .collect()
+}
