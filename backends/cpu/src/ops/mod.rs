@@ -17,7 +17,7 @@ mod step;
 use std::sync::Arc;
 
 use halyard_kernels_cpu as kernels;
-use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
+use halyard_platform_api::{DType, Error, OpSpec, Result};
 
 use crate::kernel::Kernel;
 
