@@ -127,7 +127,11 @@ impl WeightFormat {
 
     /// Elements of a group that has f32 scales; 0 for other formats.
     pub(crate) const fn group(self) -> usize {
-        if self as usize >= WeightFormat::U4G16 as usize { self.block_len() } else { 0 }
+        if self as usize >= WeightFormat::U4G16 as usize {
+            self.block_len()
+        } else {
+            0
+        }
     }
 
     /// Whether groups have a minimum.
@@ -278,7 +282,11 @@ pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
             }
         }
         format if format.group() > 0 => {
-            let zero = if format.has_group_min() && bytes > len { 128.0 } else { 0.0 };
+            let zero = if format.has_group_min() && bytes > len {
+                128.0
+            } else {
+                0.0
+            };
             for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
                 let (d, codes) = (f32_at(block, 0), group_codes(format, block));
                 for (out, &code) in out.iter_mut().zip(&codes) {

@@ -68,7 +68,11 @@ impl Form {
             },
         };
         let kernel = own(to).unwrap_or(Kernel::F32);
-        Ok(Form { from, kernel, to: Some(to) })
+        Ok(Form {
+            from,
+            kernel,
+            to: Some(to),
+        })
     }
 
     /// Whether a kernel reads rows as they come.
@@ -105,7 +109,9 @@ impl Form {
 /// What makes whole numbers of a table; a power of two, so that its scale stays exact.
 fn factor(table: &[f32; 16]) -> Option<f32> {
     let is_whole = |factor: f32| table.iter().all(|value| (value * factor).fract() == 0.0);
-    [1.0, 2.0].into_iter().find(|&factor| is_whole(factor) && table != &[0.0; 16])
+    [1.0, 2.0]
+        .into_iter()
+        .find(|&factor| is_whole(factor) && table != &[0.0; 16])
 }
 
 /// A row of indices as bytes.
@@ -145,11 +151,17 @@ mod tests {
             halyard_kernels_cpu::dequantize_row(form.kernel, &turned, &mut values);
             for (value, expected) in values.iter().zip(&expected) {
                 let near = (value - expected).abs() <= expected.abs() * 1e-6;
-                assert!(near || value.is_nan() && expected.is_nan(), "{format:?}: {value} for {expected}");
+                assert!(
+                    near || value.is_nan() && expected.is_nan(),
+                    "{format:?}: {value} for {expected}"
+                );
             }
         }
         assert_eq!(factor(&E2M1), Some(2.0));
         let narrow = Form::of("linear", WeightFormat::U4G128, 64).expect_err("no whole blocks");
-        assert!(narrow.message.contains("64 values are no whole blocks of 128"), "{narrow:?}");
+        assert!(
+            narrow.message.contains("64 values are no whole blocks of 128"),
+            "{narrow:?}"
+        );
     }
 }

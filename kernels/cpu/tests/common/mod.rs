@@ -51,7 +51,10 @@ fn random_groups(format: WeightFormat, row: &mut [u8], rng: &mut Rng) {
         };
         b[..4].copy_from_slice(&group_scale(rng, largest).to_le_bytes());
         if is_float {
-            b[4..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0);
+            b[4..]
+                .iter_mut()
+                .filter(|code| **code & 0x7f == 0x7f)
+                .for_each(|code| *code = 0);
         } else {
             b[4..8].copy_from_slice(&group_scale(rng, 2.0).to_le_bytes());
         }

@@ -137,7 +137,10 @@ mod tests {
     #[test]
     fn autoawq_has_even_numbers_before_odd_ones() {
         // Nibble p of the word holds number [0, 2, 4, 6, 1, 3, 5, 7][p].
-        let word = [0u32, 2, 4, 6, 1, 3, 5, 7].iter().enumerate().fold(0, |word, (p, n)| word | n << (4 * p));
+        let word = [0u32, 2, 4, 6, 1, 3, 5, 7]
+            .iter()
+            .enumerate()
+            .fold(0, |word, (p, n)| word | n << (4 * p));
         let words = Words {
             bytes: &word.to_le_bytes(),
             bits: 4,
@@ -145,6 +148,9 @@ mod tests {
             stride: 1,
             is_awq: true,
         };
-        assert_eq!((0..8).map(|i| words.at(0, i)).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(
+            (0..8).map(|i| words.at(0, i)).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 4, 5, 6, 7]
+        );
     }
 }
