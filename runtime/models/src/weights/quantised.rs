@@ -124,7 +124,8 @@ impl<'w> Finder<'w, '_> {
     }
 
     /// compressed-tensors: `weight_packed` [rows, columns · bits / 32] i32, or two E2M1 codes a byte
-    /// [rows, columns / 2] u8; `weight_scale` [rows, groups]; `weight_zero_point` packed along rows [rows · bits / 32, groups] i32.
+    /// [rows, columns / 2] u8; `weight_scale` [rows, groups]; `weight_zero_point` packed along rows
+    /// [rows · bits / 32, groups] i32.
     fn compressed(&self, stem: &str) -> Result<Grouped<'w>> {
         let codes = format!("{stem}weight_packed");
         let found = self.required(&codes)?;

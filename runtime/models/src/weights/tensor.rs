@@ -204,8 +204,8 @@ impl<'w> WeightTensor<'w> {
         Ok(self)
     }
 
-    /// The plain format of values that are quantised to 8-bit floats on the way without another change, and their stored
-    /// bytes; `None` for others.
+    /// The plain format of values that are quantised to 8-bit floats on the way without another change, and their
+    /// stored bytes; `None` for others.
     #[must_use]
     pub fn unquantised(&self) -> Option<(WeightFormat, &[u8])> {
         match self.coding {
