@@ -115,7 +115,7 @@ mod tests {
     /// Bits in order, as GPTQ packs them: the eleventh number of three bits lies in two words.
     #[test]
     fn numbers_of_three_bits_run_over_the_ends_of_words() {
-        let numbers: Vec<u8> = (0..32).map(|i| (i * 5 % 8) as u8).collect();
+        let numbers: Vec<u8> = (0..32).map(|i| ((i + 1) * 5 % 8) as u8).collect();
         let mut stream = 0u128;
         for (i, &number) in numbers.iter().enumerate() {
             stream |= u128::from(number) << (3 * i);
