@@ -4,14 +4,16 @@
 use crate::abi::wire_enum;
 
 pub mod blocks;
+mod block;
 mod k_quants;
 mod rows;
 mod tables;
 mod unpack;
 
+pub use block::{MAX_BLOCK, MAX_GROUPS, Unpacked};
 pub use rows::{convert_row, dequantise_row, put_group};
 pub use tables::{E2M1, FP4, IQ4_NL, NF4, e8m0_to_f32, f16_to_f32};
-pub use unpack::{MAX_BLOCK, MAX_GROUPS, Unpacked, unpack};
+pub use unpack::unpack;
 
 wire_enum! {
     /// Storage format of a weight's rows: what model files hold, before a backend packs it. A row is a whole number of

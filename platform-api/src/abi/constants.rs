@@ -8,11 +8,11 @@ use super::request_tables as request;
 use super::tables;
 use crate::communicator::CollectiveKind;
 use crate::device::{BufferKind, EncoderMode, MAX_STEP_WRITE_BYTES, QueueKind};
-use crate::{DType, WeightFormat};
 use crate::info::Capabilities;
 use crate::io_processor::IoAction;
 use crate::ops::{self, Access, VendorOp};
 use crate::status::Status;
+use crate::{DType, WeightFormat};
 
 /// A number as C writes it.
 pub(super) enum Value {

@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 
 use crate::abi::wire_enum;
-use crate::{DType, WeightFormat};
 use crate::status::{Error, Result};
+use crate::{DType, WeightFormat};
 
 wire_enum! {
     /// Router scores from logits.

@@ -1,6 +1,6 @@
 //! GGUF's K-quants (ggml-quants.c): 256 values, scales of groups packed tightly.
 
-use super::unpack::{Unpacked, half};
+use super::block::{Unpacked, half};
 
 /// f16 d, f16 dmin, 12 bytes of scales and minima, then per 64 values 32 bytes: low nibbles first, high nibbles next.
 pub(super) fn q4_k(block: &[u8], out: &mut Unpacked) {

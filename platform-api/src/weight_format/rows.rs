@@ -1,7 +1,8 @@
 //! Rows of any format: their values, and the same values in another format. For load time and tests: never a fast path.
 
+use super::block::{MAX_BLOCK, MAX_GROUPS, Unpacked, float};
 use super::tables::f16_to_f32;
-use super::unpack::{MAX_BLOCK, MAX_GROUPS, Unpacked, float, unpack};
+use super::unpack::unpack;
 use super::{Codes, WeightFormat};
 use crate::e4m3;
 use crate::status::{Error, Result};
@@ -64,7 +65,11 @@ pub fn put_group(format: WeightFormat, codes: &[i8], scale: f32, min: f32, out: 
     }
     for run in codes.chunks_exact(layout.block_values.min(32)) {
         let (low, high) = run.split_at(run.len() / 2);
-        out.extend(low.iter().zip(high).map(|(&low, &high)| low as u8 & 15 | (high as u8) << 4));
+        out.extend(
+            low.iter()
+                .zip(high)
+                .map(|(&low, &high)| low as u8 & 15 | (high as u8) << 4),
+        );
     }
 }
 

@@ -64,7 +64,9 @@ pub(crate) fn quantize_groups(format: WeightFormat, values: &[f32], row: &mut Ve
     let mut codes = vec![0i8; group];
     let is_small = format.narrowed(16) == Some(WeightFormat::U4G16);
     for values in values.chunks_exact(group) {
-        let (low, high) = values.iter().fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
+        let (low, high) = values
+            .iter()
+            .fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
         let (scale, zero, range) = match is_small {
             true => {
                 let scale = (high - low) / 15.0;
@@ -74,10 +76,20 @@ pub(crate) fn quantize_groups(format: WeightFormat, values: &[f32], row: &mut Ve
             false => (high.max(-low) / 127.0, 0.0, (-127.0, 127.0)),
         };
         for (code, value) in codes.iter_mut().zip(values) {
-            let number = if scale > 0.0 { (value / scale).round() + zero } else { zero };
+            let number = if scale > 0.0 {
+                (value / scale).round() + zero
+            } else {
+                zero
+            };
             *code = number.clamp(range.0, range.1) as i8;
         }
-        put_group(format, &codes, scale, if zero == 0.0 { 0.0 } else { -(scale * zero) }, row);
+        put_group(
+            format,
+            &codes,
+            scale,
+            if zero == 0.0 { 0.0 } else { -(scale * zero) },
+            row,
+        );
     }
 }
 

@@ -161,11 +161,7 @@ fn other_quantisations_are_refused_by_name() {
         fields
     };
     for (model, config, field) in [
-        (
-            "qwen3-fp8",
-            json!({"fmt": "e4m3fnuz"}),
-            "fmt",
-        ),
+        ("qwen3-fp8", json!({"fmt": "e4m3fnuz"}), "fmt"),
         ("qwen3-fp8", json!({"fmt": "e5m2"}), "fmt"),
         ("qwen3-fp8", json!({"quant_method": "aqlm"}), "quant_method"),
         ("llama-fp8", json!({"format": "marlin-24"}), "format"),
@@ -247,7 +243,10 @@ fn what_is_rounded_already_is_left_or_refused() {
     assert_eq!(fp8.weights.format(down).unwrap(), WeightFormat::F8E4M3);
 
     let mut blocks = open(&fixtures().join("models/gguf/llama-gguf.gguf"), LoadFormat::Auto).unwrap();
-    let error = blocks.quantise(WeightQuantization::Round(Rounding::Fp8)).unwrap_err().to_string();
+    let error = blocks
+        .quantise(WeightQuantization::Round(Rounding::Fp8))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("--quantization") && error.contains("Q4_0"), "{error}");
 }
 

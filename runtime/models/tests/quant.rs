@@ -1,5 +1,5 @@
-//! Dequantisation against values that the Python packages `gguf`, `bitsandbytes` and `torch` gave (tests/fixtures/quant);
-//! the same values in canonical forms.
+//! Dequantisation against values that the Python packages `gguf`, `bitsandbytes` and `torch` gave
+//! (tests/fixtures/quant); the same values in canonical forms.
 
 mod support;
 
@@ -78,7 +78,10 @@ fn canonical_forms_have_the_values_of_the_format() {
         let mut values = vec![0.0; num_values];
         dequantize(from, &bytes, &mut values).unwrap();
         for columns in [256, 128, 64, 32, 16] {
-            let Some(to) = from.narrowed(columns).filter(|to| num_values.is_multiple_of(to.block_values())) else {
+            let Some(to) = from
+                .narrowed(columns)
+                .filter(|to| num_values.is_multiple_of(to.block_values()))
+            else {
                 continue;
             };
             let mut row = Vec::new();

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use halyard_models::{ModelFiles, Role};
 use halyard_models::program::{
     ActivationSlot, ModelProgram, ProgramOptions, Rows, TensorRole, WeightSpec, build_forward, build_head,
     build_hidden_states,
 };
+use halyard_models::{ModelFiles, Role};
 use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor, WeightFormat};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 

@@ -571,7 +571,9 @@ mod tests {
             ..rows
         };
         let mut files = files;
-        files.quantise(WeightQuantization::Round(Rounding::Fp8)).expect("plain weights");
+        files
+            .quantise(WeightQuantization::Round(Rounding::Fp8))
+            .expect("plain weights");
         assert_eq!(read(quantised), expected(&files.weights));
         let values = Values::Stored(&stored);
         assert_eq!(read(Rows { values, ..quantised }), expected(&files.weights));
@@ -587,7 +589,9 @@ mod tests {
         ] {
             let device = device.expect("opens");
             let mut files = dummy();
-            files.quantise(WeightQuantization::Round(Rounding::Fp8)).expect("plain weights");
+            files
+                .quantise(WeightQuantization::Round(Rounding::Fp8))
+                .expect("plain weights");
             let shape = files.weights.shape(role);
             let op = Linear {
                 in_features: shape[1] as u32,

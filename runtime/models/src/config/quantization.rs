@@ -27,7 +27,7 @@ pub(crate) enum Method {
     Awq,
     /// AutoGPTQ's and GPTQModel's.
     Gptq,
-    /// NVIDIA's Model Optimizer.
+    /// Model Optimizer's.
     ModelOpt,
     /// bitsandbytes' 4 and 8 bits.
     BitsAndBytes,
@@ -70,7 +70,7 @@ impl Quantization {
             Some("compressed-tensors") => compressed_tensors(&fields),
             Some("awq") => awq(&fields),
             Some("gptq") => gptq(&fields),
-            Some("auto-round" | "intel/auto-round") => auto_round(&fields),
+            Some("auto-round") => auto_round(&fields),
             Some("modelopt" | "modelopt_fp4") => Quantization::model_optimizer(&fields),
             Some("bitsandbytes") => bits_and_bytes(&fields),
             // What the library wrote before it named its method.
@@ -86,7 +86,7 @@ impl Quantization {
         }
     }
 
-    /// NVIDIA's Model Optimizer, in config.json or (as `quantization`) in hf_quant_config.json.
+    /// Model Optimizer's layout, in config.json or (as `quantization`) in hf_quant_config.json.
     ///
     /// # Errors
     /// As [`Quantization::read`].
@@ -192,7 +192,11 @@ fn of_group(weights: &JsonFields, read: &mut Quantization) -> Result<()> {
             read.schemes.push(Scheme { bits, group });
         }
         _ => {
-            let field = if matches!(kind, "int" | "float") { "num_bits" } else { "type" };
+            let field = if matches!(kind, "int" | "float") {
+                "num_bits"
+            } else {
+                "type"
+            };
             let value = weights.value(field).map_or("no value".to_owned(), Value::to_string);
             return Err(weights.unsupported(field, value, OTHERWISE));
         }

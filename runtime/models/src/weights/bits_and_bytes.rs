@@ -3,9 +3,10 @@
 
 use serde_json::Value;
 
+use super::finder::Finder;
 use super::grouped::{Elements, Global, Grouped, Numbers, Scales, Zeros};
 use super::packed::PackedCodes;
-use super::quantised::Finder;
+
 use crate::error::{ModelError, Result};
 use crate::safetensors::SafetensorsTensor;
 
@@ -19,7 +20,9 @@ pub(super) fn four_bits<'w>(finder: &Finder<'w, '_>, weight: &SafetensorsTensor)
     let (rows, columns, name) = (finder.rows, finder.columns, finder.name);
     let kinds = [("nf4", Elements::Nf4), ("fp4", Elements::Fp4)];
     let state_name = |kind: &str| format!("{name}.quant_state.bitsandbytes__{kind}");
-    let found = kinds.iter().find(|(kind, _)| finder.files.tensor(&state_name(kind)).is_some());
+    let found = kinds
+        .iter()
+        .find(|(kind, _)| finder.files.tensor(&state_name(kind)).is_some());
     let Some(&(kind, elements)) = found else {
         return Err(finder.missing(&state_name("nf4")));
     };
@@ -27,7 +30,9 @@ pub(super) fn four_bits<'w>(finder: &Finder<'w, '_>, weight: &SafetensorsTensor)
     let bytes = finder.of_shape(name, &weight.dtype, &[num_bytes, 1])?;
     let state_name = state_name(kind);
     let state = finder.files.tensor_bytes(finder.required(&state_name)?);
-    let state: Option<Value> = (state.len() <= MAX_STATE_BYTES).then(|| serde_json::from_slice(state).ok()).flatten();
+    let state: Option<Value> = (state.len() <= MAX_STATE_BYTES)
+        .then(|| serde_json::from_slice(state).ok())
+        .flatten();
     let Some(state) = state else {
         return Err(finder.unexpected(&state_name, "a description that is no JSON"));
     };
@@ -78,18 +83,26 @@ pub(super) fn four_bits<'w>(finder: &Finder<'w, '_>, weight: &SafetensorsTensor)
                 return Err(bad("nested_offset", "a number".to_owned()));
             };
             let codes = finder.of_shape(&absmax, "U8", &[num_blocks])?;
-            let values = finder.scales(&format!("{name}.nested_quant_map"), &[256], 0, 1)?.numbers;
+            let values = finder
+                .scales(&format!("{name}.nested_quant_map"), &[256], 0, 1)?
+                .numbers;
             let of_blocks = [num_blocks.div_ceil(nested)];
-            let largest = finder.scales(&format!("{name}.nested_absmax"), &of_blocks, 0, 1)?.numbers;
-            let made = codes.iter().enumerate().map(|(at, &code)| {
-                values.at(usize::from(code)) * largest.at(at / nested) + offset as f32
-            });
+            let largest = finder
+                .scales(&format!("{name}.nested_absmax"), &of_blocks, 0, 1)?
+                .numbers;
+            let made = codes
+                .iter()
+                .enumerate()
+                .map(|(at, &code)| values.at(usize::from(code)) * largest.at(at / nested) + offset as f32);
             Numbers::Made(made.collect())
         }
         _ => finder.scales(&absmax, &[num_blocks], 0, 1)?.numbers,
     };
     Ok(Grouped {
-        codes: PackedCodes::Nibbles { bytes, high_first: true },
+        codes: PackedCodes::Nibbles {
+            bytes,
+            high_first: true,
+        },
         elements,
         group,
         scales: Scales {

@@ -96,7 +96,9 @@ pub(super) enum Global {
 
 impl Scales<'_> {
     fn at(&self, row: usize, group: usize) -> f32 {
-        let scale = self.numbers.at(row / self.rows * self.row_stride + group * self.group_stride);
+        let scale = self
+            .numbers
+            .at(row / self.rows * self.row_stride + group * self.group_stride);
         match self.global {
             Global::None => scale,
             Global::Times(global) => scale * global,
@@ -223,14 +225,7 @@ impl Grouped<'_> {
         (scale, if zero == 0.0 { 0.0 } else { -(scale * zero) })
     }
 
-    fn put_values(
-        &self,
-        row: usize,
-        codes: &[i8],
-        columns: std::ops::Range<usize>,
-        factor: f32,
-        out: &mut Vec<u8>,
-    ) {
+    fn put_values(&self, row: usize, codes: &[i8], columns: std::ops::Range<usize>, factor: f32, out: &mut Vec<u8>) {
         for column in columns {
             let group = match &self.group_of {
                 Some(group_of) => group_of[column] as usize,

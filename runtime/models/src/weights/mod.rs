@@ -4,6 +4,7 @@
 
 mod bits_and_bytes;
 mod dummy;
+mod finder;
 mod grouped;
 pub(crate) mod kv_scales;
 mod names;
@@ -20,9 +21,9 @@ use std::sync::Arc;
 use halyard_platform_api::WeightFormat;
 
 pub use dummy::{DummyFormat, DummyValues, DummyWeights};
+use finder::Finder;
 pub(crate) use names::{NameTables, NameTemplate, PackedOrder, PackedTensor};
 use names::{StoredName, stored_names};
-use quantised::Finder;
 pub use role::{Linear, MlpLinear, Norm, Part, Role};
 pub use tensor::WeightTensor;
 use tensor::{Change, Coding, MXFP4_BLOCK, StoredRows};
@@ -342,9 +343,13 @@ impl Weights {
 
     /// A matrix whose codes and scales are several tensors; `None` where it is not one.
     fn grouped(&self, stored: &StoredName, shape: &[usize]) -> Result<Option<WeightTensor<'_>>> {
-        let (Source::Safetensors {
-            files, quantization, ..
-        }, &[num_rows, columns]) = (&self.source, shape) else {
+        let (
+            Source::Safetensors {
+                files, quantization, ..
+            },
+            &[num_rows, columns],
+        ) = (&self.source, shape)
+        else {
             return Ok(None);
         };
         if stored.member.is_some() || stored.rows.is_some_and(|rows| rows.is_transposed) {
@@ -366,9 +371,10 @@ impl Weights {
                 path: files.path().to_path_buf(),
                 field: stored.name.clone(),
                 value: format!("rows of {columns} values whose scales are of {} columns", grouped.group),
-                remedy: "groups of a multiple of 16 columns are read (of 32 of 8-bit floats, of 64 of NF4 and FP4), in \
+                remedy:
+                    "groups of a multiple of 16 columns are read (of 32 of 8-bit floats, of 64 of NF4 and FP4), in \
                          rows of whole ones: quantise the model with another group size"
-                    .to_owned(),
+                        .to_owned(),
             });
         };
         Ok(Some(WeightTensor {

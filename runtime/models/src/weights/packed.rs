@@ -115,7 +115,7 @@ mod tests {
     /// Bits in order, as GPTQ packs them: the eleventh number of three bits lies in two words.
     #[test]
     fn numbers_of_three_bits_run_over_the_ends_of_words() {
-        let numbers: Vec<u8> = (0..32).map(|i| (i * 5 % 8) as u8).collect();
+        let numbers: Vec<u8> = (0..32).map(|i| ((i + 1) * 5 % 8) as u8).collect();
         let mut stream = 0u128;
         for (i, &number) in numbers.iter().enumerate() {
             stream |= u128::from(number) << (3 * i);
@@ -137,7 +137,10 @@ mod tests {
     #[test]
     fn autoawq_has_even_numbers_before_odd_ones() {
         // Nibble p of the word holds number [0, 2, 4, 6, 1, 3, 5, 7][p].
-        let word = [0u32, 2, 4, 6, 1, 3, 5, 7].iter().enumerate().fold(0, |word, (p, n)| word | n << (4 * p));
+        let word = [0u32, 2, 4, 6, 1, 3, 5, 7]
+            .iter()
+            .enumerate()
+            .fold(0, |word, (p, n)| word | n << (4 * p));
         let words = Words {
             bytes: &word.to_le_bytes(),
             bits: 4,
@@ -145,6 +148,9 @@ mod tests {
             stride: 1,
             is_awq: true,
         };
-        assert_eq!((0..8).map(|i| words.at(0, i)).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(
+            (0..8).map(|i| words.at(0, i)).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 4, 5, 6, 7]
+        );
     }
 }

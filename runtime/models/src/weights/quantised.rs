@@ -2,10 +2,11 @@
 //! method calls them, their types and shapes, and what `quantization_config` says.
 
 use super::bits_and_bytes;
+use super::finder::Finder;
 use super::grouped::{Elements, Global, Grouped, Numbers, Scales, Zeros};
 use super::packed::{PackedCodes, Words};
-use crate::config::{Method, Quantization, Scheme};
-use crate::error::{ModelError, Result, near_names};
+use crate::config::{Method, Scheme};
+use crate::error::{ModelError, Result};
 use crate::safetensors::{SafetensorsFiles, SafetensorsTensor};
 
 /// What the codes of `x.weight` may be called in its place: `x.` and one of these.
@@ -14,18 +15,11 @@ const CODE_NAMES: [&str; 2] = ["qweight", "weight_packed"];
 /// Whether the files have a tensor, or the codes of a quantised one with this name.
 pub(super) fn is_there(files: &SafetensorsFiles, name: &str) -> bool {
     files.tensor(name).is_some()
-        || name
-            .strip_suffix("weight")
-            .is_some_and(|stem| CODE_NAMES.iter().any(|codes| files.tensor(&format!("{stem}{codes}")).is_some()))
-}
-
-/// The files of a quantised matrix `name` of `[rows, columns]`.
-pub(super) struct Finder<'w, 'n> {
-    pub files: &'w SafetensorsFiles,
-    pub quantization: &'n Quantization,
-    pub name: &'n str,
-    pub rows: usize,
-    pub columns: usize,
+        || name.strip_suffix("weight").is_some_and(|stem| {
+            CODE_NAMES
+                .iter()
+                .any(|codes| files.tensor(&format!("{stem}{codes}")).is_some())
+        })
 }
 
 impl<'w> Finder<'w, '_> {
@@ -129,8 +123,9 @@ impl<'w> Finder<'w, '_> {
         })
     }
 
-    /// compressed-tensors: `weight_packed` [rows, columns · bits / 32] i32, or two E2M1 codes a byte [rows, columns / 2]
-    /// u8; `weight_scale` [rows, groups]; `weight_zero_point` packed along rows [rows · bits / 32, groups] i32.
+    /// compressed-tensors: `weight_packed` [rows, columns · bits / 32] i32, or two E2M1 codes a byte
+    /// [rows, columns / 2] u8; `weight_scale` [rows, groups]; `weight_zero_point` packed along rows
+    /// [rows · bits / 32, groups] i32.
     fn compressed(&self, stem: &str) -> Result<Grouped<'w>> {
         let codes = format!("{stem}weight_packed");
         let found = self.required(&codes)?;
@@ -242,7 +237,11 @@ impl<'w> Finder<'w, '_> {
             None => Zeros::All(0.0),
             Some(tensor) => Zeros::Signed {
                 bytes: self.of_shape(&zeros, "I8", &tensor.shape.clone()).and_then(|bytes| {
-                    let expected = if scales.row_stride == 0 { 1 } else { self.rows * num_groups };
+                    let expected = if scales.row_stride == 0 {
+                        1
+                    } else {
+                        self.rows * num_groups
+                    };
                     match bytes.len() == expected {
                         true => Ok(bytes),
                         false => Err(self.wrong_shape(&zeros, &[self.rows, num_groups], &tensor.shape)),
@@ -308,33 +307,6 @@ impl<'w> Finder<'w, '_> {
             [rows, groups] if rows == self.rows => Ok((self.scales(name, &[rows, groups], groups, 1)?, groups)),
             _ => Err(self.wrong_shape(name, &[self.rows, 1], &tensor.shape)),
         }
-    }
-
-    pub(super) fn scales(
-        &self,
-        name: &str,
-        shape: &[usize],
-        row_stride: usize,
-        group_stride: usize,
-    ) -> Result<Scales<'w>> {
-        let tensor = self.required(name)?;
-        if tensor.shape != shape {
-            return Err(self.wrong_shape(name, shape, &tensor.shape));
-        }
-        let bytes = self.files.tensor_bytes(tensor);
-        let numbers = match tensor.dtype.as_str() {
-            "F32" => Numbers::F32(bytes),
-            "F16" => Numbers::F16(bytes),
-            "BF16" => Numbers::BF16(bytes),
-            other => return Err(self.unexpected(name, &format!("scales of type {other}"))),
-        };
-        Ok(Scales {
-            numbers,
-            rows: 1,
-            row_stride,
-            group_stride,
-            global: Global::None,
-        })
     }
 
     /// A tensor of one number.
@@ -404,53 +376,10 @@ impl<'w> Finder<'w, '_> {
                 limit: format!("a group from 0 to {}", num_groups.saturating_sub(1)),
             });
         }
-        let in_order = groups.iter().enumerate().all(|(column, &of)| column / group == of as usize);
+        let in_order = groups
+            .iter()
+            .enumerate()
+            .all(|(column, &of)| column / group == of as usize);
         Ok((!in_order).then_some(groups))
-    }
-
-    pub(super) fn required(&self, name: &str) -> Result<&'w SafetensorsTensor> {
-        self.files.tensor(name).ok_or_else(|| self.missing(name))
-    }
-
-    /// The bytes of a tensor of this type and shape.
-    pub(super) fn of_shape(&self, name: &str, dtype: &str, shape: &[usize]) -> Result<&'w [u8]> {
-        let tensor = self.required(name)?;
-        if tensor.dtype != dtype {
-            return Err(self.unexpected(name, &format!("type {}, not {dtype}", tensor.dtype)));
-        }
-        if tensor.shape != shape {
-            return Err(self.wrong_shape(name, shape, &tensor.shape));
-        }
-        Ok(self.files.tensor_bytes(tensor))
-    }
-
-    pub(super) fn missing(&self, name: &str) -> ModelError {
-        ModelError::MissingTensor {
-            path: self.files.path().to_path_buf(),
-            tensor: name.to_owned(),
-            near: near_names(name, self.files.names()),
-        }
-    }
-
-    pub(super) fn wrong_shape(&self, name: &str, expected: &[usize], found: &[usize]) -> ModelError {
-        ModelError::WrongShape {
-            path: self.files.path().to_path_buf(),
-            tensor: name.to_owned(),
-            expected: expected.to_vec(),
-            found: found.to_vec(),
-        }
-    }
-
-    pub(super) fn unexpected(&self, name: &str, value: &str) -> ModelError {
-        ModelError::Unsupported {
-            path: self.files.path().to_path_buf(),
-            field: name.to_owned(),
-            value: value.to_owned(),
-            remedy: format!(
-                "that is not how {:?} packs a matrix of {} x {}: use another conversion of the model, or the \
-                 unquantised one",
-                self.quantization.method, self.rows, self.columns
-            ),
-        }
     }
 }

@@ -209,7 +209,11 @@ impl<'w> WeightTensor<'w> {
             return Err(ModelError::Unsupported {
                 path: std::path::PathBuf::new(),
                 field: self.name,
-                value: format!("rows of {row_len} values of {} as {}", self.format.name(), format_name(format)),
+                value: format!(
+                    "rows of {row_len} values of {} as {}",
+                    self.format.name(),
+                    format_name(format)
+                ),
                 remedy: "use another platform, or another conversion of the model".to_owned(),
             });
         }
@@ -220,8 +224,8 @@ impl<'w> WeightTensor<'w> {
         Ok(self)
     }
 
-    /// The plain format of values that are quantised to 8-bit floats on the way without another change, and their stored bytes; `None`
-    /// for others.
+    /// The plain format of values that are quantised to 8-bit floats on the way without another change, and their
+    /// stored bytes; `None` for others.
     #[must_use]
     pub fn unquantised(&self) -> Option<(WeightFormat, &[u8])> {
         match self.coding {
@@ -355,7 +359,8 @@ impl<'w> WeightTensor<'w> {
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.iter().product()];
         // What is changed of a vector is not rounded: vectors are handed on as f32.
-        let is_stored = self.coding == Coding::AsStored && self.turned_from.is_none() && self.stored_rows == StoredRows::Whole;
+        let is_whole = self.turned_from.is_none() && self.stored_rows == StoredRows::Whole;
+        let is_stored = self.coding == Coding::AsStored && is_whole;
         let is_plain = self.shape.len() == 1 || self.change.is_none() && is_stored;
         if self.format.row_tail_bytes() == 0 && is_plain {
             dequantize(self.format, &self.bytes, &mut values)?;
@@ -508,11 +513,15 @@ mod tests {
         // Codes 0, 7 and 14 of the first row, at 2^-1.
         assert_eq!(values[0][..3], [0.0, 3.0, -2.0]);
         for format in [WeightFormat::E2M1G32, WeightFormat::E2M1G16, WeightFormat::BF16] {
-            let turned = tensors.clone().map(|tensor| tensor.in_format(format).expect("a form of it"));
+            let turned = tensors
+                .clone()
+                .map(|tensor| tensor.in_format(format).expect("a form of it"));
             for turned in &turned {
                 assert_eq!(turned.to_f32().expect("decodes"), values[0], "{format:?}");
             }
-            let part = turned.each_ref().map(|tensor| tensor.submatrix(1..2, 0..32).into_owned());
+            let part = turned
+                .each_ref()
+                .map(|tensor| tensor.submatrix(1..2, 0..32).into_owned());
             assert_eq!(part[0], part[1]);
         }
         let error = tensors[0].clone().in_format(WeightFormat::F16).expect_err("not exact");

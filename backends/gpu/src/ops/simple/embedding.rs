@@ -6,8 +6,8 @@ use halyard_platform_api::{DType, Error, Result, WeightFormat, ops};
 use super::support::{Entries, Operands, act_name, blocks, not_zero};
 use crate::driver::DevicePtr;
 use crate::encoding::{Arg, Encoding};
-use crate::ops::linear::{READ, reads};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
+use crate::ops::linear::{READ, reads};
 use crate::view::View;
 
 const THREADS: u32 = 128;
