@@ -3,8 +3,8 @@
 
 use crate::abi::wire_enum;
 
-pub mod blocks;
 mod block;
+pub mod blocks;
 mod k_quants;
 mod rows;
 mod tables;

@@ -75,7 +75,13 @@ fn open(path: &Path, format: LoadFormat) -> Outcome {
 
 /// Some files up to their weights.
 pub fn gguf_seeds() -> Vec<Vec<u8>> {
-    let names = ["llama-gguf", "llama3-rope-gguf", "qwen3-gguf", "gemma3-gguf", "llama-iq-mix-gguf"];
+    let names = [
+        "llama-gguf",
+        "llama3-rope-gguf",
+        "qwen3-gguf",
+        "gemma3-gguf",
+        "llama-iq-mix-gguf",
+    ];
     let header = |name: &str| {
         let path = fixture(&format!("models/gguf/{name}.gguf"));
         let file = GgufFile::open(&path).expect("a fixture");
