@@ -9,8 +9,9 @@ use halyard_kernels_cpu::{
 use halyard_platform_api::{DType, Error, Result, Tensor, WeightRows, ops};
 
 use super::attention::kv_layout;
+use super::forms::Form;
 use super::linear::PackedWeight;
-use super::{only_f32, weight_format};
+use super::only_f32;
 use crate::kernel::{Kernel, Worker};
 use crate::objects::Objects;
 use crate::view::View;
@@ -36,12 +37,12 @@ pub(crate) struct HeadLinear {
 impl HeadLinear {
     pub(crate) fn new(op: &ops::HeadLinear) -> Result<HeadLinear> {
         only_f32("head_linear", op.dtype)?;
-        let format = weight_format("head_linear", op.weight, op.in_features)?;
+        let form = Form::of("head_linear", op.weight, op.in_features)?;
         let (n, k, heads) = (op.out_features as usize, op.in_features as usize, op.num_heads as usize);
         Ok(HeadLinear {
             heads,
             max_tokens: op.max_tokens as usize,
-            weight: PackedWeight::new(format, n, k, heads),
+            weight: PackedWeight::new(form, n, k, heads),
         })
     }
 }

@@ -2,13 +2,13 @@
 //! materialises the scores, `online` never does.
 
 use halyard_platform_api::ops::{HeadLinear, LatentAttention, LatentWrite};
+use halyard_platform_api::weight_format::dequantise_row;
 use halyard_platform_api::{DType, Error, Result};
 
 use super::dot;
 use crate::attention_registry::{LatentLayout, ONLINE};
 use crate::element::{read_float, write_float};
 use crate::operand::{Args, Operand};
-use crate::weights::dequantise_row;
 
 pub(super) fn head_linear(op: &HeadLinear, args: &Args<'_>) -> Result<()> {
     let (heads, k, n) = (op.num_heads as usize, op.in_features as usize, op.out_features as usize);

@@ -203,7 +203,11 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
         WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => {
             let half = format.block_len().min(32) / 2;
             let byte = b[8 + j / (2 * half) * half + j % half];
-            let q = if j / half % 2 == 0 { byte & 15 } else { byte >> 4 };
+            let q = if (j / half).is_multiple_of(2) {
+                byte & 15
+            } else {
+                byte >> 4
+            };
             single_at(b, 0) * f64::from(q) + single_at(b, 4)
         }
         WeightFormat::I8G16 | WeightFormat::I8G32 | WeightFormat::I8G128 => {

@@ -19,7 +19,7 @@ pub(super) fn tq1_0(bytes: &[u8], block: &mut Block) {
         for digit in 0..digits {
             for (&byte, code) in part.iter().zip(&mut codes) {
                 let rest = byte.wrapping_mul(3u8.pow(digit));
-                *code = (u16::from(rest) * 3 >> 8) as i8 - 1;
+                *code = ((u16::from(rest) * 3) >> 8) as i8 - 1;
             }
         }
     }

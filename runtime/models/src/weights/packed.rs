@@ -99,7 +99,7 @@ impl PackedCodes<'_> {
                 for (&row, codes) in targets {
                     for (i, code) in codes.iter_mut().enumerate() {
                         let at = row * columns + i;
-                        let shift = if at % 2 == 0 { first } else { 4 - first };
+                        let shift = if at.is_multiple_of(2) { first } else { 4 - first };
                         *code = bytes[at / 2] >> shift & 15;
                     }
                 }
