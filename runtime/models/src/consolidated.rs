@@ -78,7 +78,8 @@ const TABLE: &[NameTemplate] = &[
     (Role::LmHead, "output.weight"),
 ];
 
-/// The folder's `params.json` as a config.json, with the operator's `--hf-overrides` (under Hugging Face's names) put in.
+/// The folder's `params.json` as a config.json, with the operator's `--hf-overrides` (under Hugging Face's names) put
+/// in.
 ///
 /// # Errors
 /// A parameter that changes the result and is not read here, by its name; what is wrong with one that is.

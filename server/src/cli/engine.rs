@@ -158,7 +158,8 @@ impl EngineArgs {
         Ok(engine)
     }
 
-    /// Starts the stat loggers of `--stat-logger`, after those of `always` that it does not name, and `own` as the last.
+    /// Starts the stat loggers of `--stat-logger`, after those of `always` that it does not name, and `own` as the
+    /// last.
     ///
     /// # Errors
     /// A name that is no stat logger, a library or a configuration that does not start.

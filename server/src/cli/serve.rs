@@ -34,7 +34,7 @@ use crate::isolation::IsolationMode;
 use crate::logging::{self, LogFormat};
 use crate::openai::policy::{Limits, ServingDefaults};
 use crate::source::ResolvedModel;
-use crate::ui::Ui;
+use crate::ui::{Ui, sink};
 
 /// Flags of `halyard serve`. If a flag is given twice the last one counts, as in vLLM; lists grow.
 #[derive(Args, Debug)]
@@ -246,7 +246,7 @@ async fn prepare(
     let model = args.engine.resolve_model().await?;
     let model_names = args.http.model_names(&model);
     let ui = (!args.http.no_ui).then(|| Ui::new(chosen.devices(), chosen.rejected().to_vec()));
-    let own = ui.as_ref().map(Ui::sink);
+    let own = ui.as_ref().map(sink);
     let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?, own)?);
     let (engine_args, task_model, task_hooks) = (args.engine.clone(), model.clone(), hooks.clone());
     let served_name = model_names[0].clone();

@@ -18,7 +18,7 @@ use crate::ui::{Ui, plugin_facts};
 /// What a browser may do with the page: run its own scripts and ask this server. Trusted types let no text become
 /// markup.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; \
-                                       frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+    frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// Headers of every file.
 const HEADERS: [(HeaderName, &str); 6] = [

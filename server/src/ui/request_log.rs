@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use halyard_platform_api::hooks::FinishedRecord;
 
+use super::clock::unix_ms;
 use super::timeline::RequestEntry;
-use super::unix_ms;
 use crate::api_error::ApiError;
 
 /// Requests that are kept; the oldest one goes first, running or not.

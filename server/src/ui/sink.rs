@@ -2,20 +2,31 @@
 
 use std::sync::Arc;
 
+use halyard_hooks::{Isolation, SinkSource, SinkSpec};
 use halyard_platform_api::Result;
 use halyard_platform_api::hooks::{Batch, StatLogger, StatRecord};
 
-use super::Ui;
+use super::page::Ui;
+
+/// The name of the page's stat logger, as reports and `/metrics` show it.
+pub const SINK_NAME: &str = "ui";
 
 /// The logger.
-pub(super) struct UiSink {
+struct UiSink {
     ui: Arc<Ui>,
 }
 
-impl UiSink {
-    /// A logger that fills `ui`.
-    pub(super) fn new(ui: Arc<Ui>) -> UiSink {
-        UiSink { ui }
+/// The stat logger that fills the page. It is linked into the program and cannot be reloaded.
+pub fn sink(ui: &Arc<Ui>) -> SinkSpec {
+    let ui = Arc::clone(ui);
+    SinkSpec {
+        name: SINK_NAME.to_owned(),
+        source: SinkSource {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            path: None,
+            isolation: Isolation::Thread,
+            make: Arc::new(move || Ok(Box::new(UiSink { ui: Arc::clone(&ui) }))),
+        },
     }
 }
 

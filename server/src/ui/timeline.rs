@@ -106,7 +106,8 @@ impl RequestEntry {
             self.first_token_ms = earlier(self.first_token_ms, at(record.first_token_ns));
         }
         let reason = FINISH_REASONS.get(record.reason as usize).copied().unwrap_or("other");
-        // A refusal of one of several prompts ends the others. An engine's failure is no refusal, though it has a status.
+        // A refusal of one of several prompts ends the others. An engine's failure is no refusal, though it has a
+        // status.
         if self.status.is_some() && reason != "error" {
             return;
         }

@@ -1,5 +1,5 @@
-//! The wheel and the tarball as users get them, made by the script that makes releases, of what is built here: installed
-//! into a clean environment and an empty folder, they serve, and Python generates.
+//! The wheel and the tarball as users get them, made by the script that makes releases, of what is built here:
+//! installed into a clean environment and an empty folder, they serve, and Python generates.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
