@@ -25,7 +25,7 @@ use halyard_server::http::text_work::TextWork;
 use halyard_server::http::transport::Transport;
 use halyard_server::openai::parsers::Parsers;
 use halyard_server::openai::policy::{Limits, ServingDefaults};
-use halyard_server::ui::Ui;
+use halyard_server::ui::{Ui, sink};
 use halyard_text::AnswerFormat;
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -106,7 +106,7 @@ impl TestServer {
         };
         let search = SearchPath::default();
         let ui = (!options.no_ui).then(|| Ui::new([device.info()], Vec::new()));
-        let (sinks, own) = ([prometheus], ui.as_ref().map(Ui::sink));
+        let (sinks, own) = ([prometheus], ui.as_ref().map(sink));
         let hooks = Hooks::start_with(&Catalog::default(), search, &sinks, HubConfig::default(), own).expect("linked");
         let max_loras = config.lora.as_ref().map_or(0, |lora| lora.max_loras);
         let engine = EngineHandle::start(config, device, files, hooks.sender(), &mut |_| {}).expect("starts");
