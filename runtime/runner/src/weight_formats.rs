@@ -154,11 +154,13 @@ impl<'a> WeightFormats<'a> {
     }
 }
 
-/// The forms of a format, in the order of asking: each holds every value.
+/// The forms of a format, in the order of asking: each holds every value. F32 is the last one: it costs memory, and
+/// every platform takes it.
 fn candidates(stored: WeightFormat) -> Vec<WeightFormat> {
     let plain = (stored == WeightFormat::Mxfp4).then_some(WeightFormat::BF16);
     std::iter::once(stored)
         .chain(stored.layout().canonical)
         .chain(plain)
+        .chain([WeightFormat::F32])
         .collect()
 }

@@ -193,7 +193,7 @@ fn group(random: &mut Random, format: WeightFormat, jitter: f32, out: &mut Vec<u
         (Codes::Table(table), _) => (table.iter().fold(0.0f32, |max, v| max.max(v.abs())), None),
         _ => (448.0, None),
     };
-    out.extend((jitter / largest).to_le_bytes());
+    out.extend((jitter / (1.5 * largest)).to_le_bytes());
     out.extend(min.into_iter().flat_map(f32::to_le_bytes));
     out.extend(random.bytes(bytes).iter().map(|&code| match layout.codes {
         Codes::E4m3 if code & 0x7f == 0x7f => code & 0x80,
@@ -201,7 +201,8 @@ fn group(random: &mut Random, format: WeightFormat, jitter: f32, out: &mut Vec<u
     }));
 }
 
-/// `rows` canonical rows of random weights of magnitude up to about 1.
+/// `rows` canonical rows of random weights of magnitude up to about 1 and a root mean square of 0.5 or less, which the
+/// tolerance of products (`tolerance::Class::Product`) rests on.
 pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width: u32) -> Vec<u8> {
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
     let blocks = width as usize / format.block_values();
@@ -224,36 +225,36 @@ pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width
                 }
                 WeightFormat::Q6K => out.extend([&random.bytes(208)[..], &half(jitter / 4000.0)].concat()),
                 WeightFormat::Q5_1 => {
-                    out.extend([&half(jitter / 18.0)[..], &half(-0.85 * jitter), &random.bytes(20)].concat());
+                    out.extend([&half(jitter / 36.0)[..], &half(-0.43 * jitter), &random.bytes(20)].concat());
                 }
                 WeightFormat::Q2K => {
-                    out.extend([&random.bytes(80)[..], &half(jitter / 25.0), &half(jitter / 17.0)].concat());
+                    out.extend([&random.bytes(80)[..], &half(jitter / 50.0), &half(jitter / 34.0)].concat());
                 }
-                WeightFormat::Q3K => out.extend([&random.bytes(108)[..], &half(jitter / 90.0)].concat()),
+                WeightFormat::Q3K => out.extend([&random.bytes(108)[..], &half(jitter / 180.0)].concat()),
                 WeightFormat::Q5K => {
-                    out.extend([&half(jitter / 1400.0)[..], &half(jitter / 90.0), &random.bytes(172)].concat());
+                    out.extend([&half(jitter / 2800.0)[..], &half(jitter / 180.0), &random.bytes(172)].concat());
                 }
-                WeightFormat::IQ4NL => out.extend([&half(jitter / 120.0)[..], &random.bytes(16)].concat()),
-                WeightFormat::IQ4XS => out.extend([&half(jitter / 3000.0)[..], &random.bytes(134)].concat()),
-                WeightFormat::IQ3XXS => out.extend([&half(jitter / 400.0)[..], &random.bytes(96)].concat()),
-                WeightFormat::IQ3S => out.extend([&half(jitter / 400.0)[..], &random.bytes(108)].concat()),
-                WeightFormat::IQ2XXS => out.extend([&half(jitter / 140.0)[..], &random.bytes(64)].concat()),
-                WeightFormat::IQ2XS => out.extend([&half(jitter / 140.0)[..], &random.bytes(72)].concat()),
-                WeightFormat::IQ2S => out.extend([&half(jitter / 140.0)[..], &random.bytes(80)].concat()),
-                WeightFormat::IQ1S => out.extend([&half(jitter / 15.0)[..], &random.bytes(48)].concat()),
+                WeightFormat::IQ4NL => out.extend([&half(jitter / 200.0)[..], &random.bytes(16)].concat()),
+                WeightFormat::IQ4XS => out.extend([&half(jitter / 5000.0)[..], &random.bytes(134)].concat()),
+                WeightFormat::IQ3XXS => out.extend([&half(jitter / 800.0)[..], &random.bytes(96)].concat()),
+                WeightFormat::IQ3S => out.extend([&half(jitter / 800.0)[..], &random.bytes(108)].concat()),
+                WeightFormat::IQ2XXS => out.extend([&half(jitter / 280.0)[..], &random.bytes(64)].concat()),
+                WeightFormat::IQ2XS => out.extend([&half(jitter / 280.0)[..], &random.bytes(72)].concat()),
+                WeightFormat::IQ2S => out.extend([&half(jitter / 280.0)[..], &random.bytes(80)].concat()),
+                WeightFormat::IQ1S => out.extend([&half(jitter / 30.0)[..], &random.bytes(48)].concat()),
                 WeightFormat::IQ1M => {
                     // The f16 stands in the upper nibbles of the last four words.
-                    let (mut block, d) = (random.bytes(56), u16::from_le_bytes(half(jitter / 15.0)));
+                    let (mut block, d) = (random.bytes(56), u16::from_le_bytes(half(jitter / 30.0)));
                     for (i, word) in block[48..].chunks_exact_mut(2).enumerate() {
                         word[1] = word[1] & 15 | ((d >> (4 * i)) as u8 & 15) << 4;
                     }
                     out.extend(block);
                 }
-                WeightFormat::TQ1_0 => out.extend([&random.bytes(52)[..], &half(jitter)].concat()),
-                WeightFormat::TQ2_0 => out.extend([&random.bytes(64)[..], &half(jitter / 1.5)].concat()),
-                // Powers of two near 1, the largest code being 6.
+                WeightFormat::TQ1_0 => out.extend([&random.bytes(52)[..], &half(0.5 * jitter)].concat()),
+                WeightFormat::TQ2_0 => out.extend([&random.bytes(64)[..], &half(jitter / 3.0)].concat()),
+                // A sixteenth or an eighth, the largest code being 6.
                 WeightFormat::Mxfp4 => {
-                    out.push(124 + random.bytes(1)[0] % 3);
+                    out.push(123 + random.bytes(1)[0] % 2);
                     out.extend(random.bytes(16));
                 }
                 // Scales of 1 to 2.
@@ -271,7 +272,7 @@ pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width
         }
         if format.row_tail_bytes() > 0 {
             // Scales of neighbouring rows are far apart.
-            let largest = if format == WeightFormat::F8E4M3 { 448.0 } else { 6.0 };
+            let largest = if format == WeightFormat::F8E4M3 { 448.0 } else { 24.0 };
             let scale = (1.0 + 0.25 * random.unit()) * [1.0, 0.5, 2.0][row as usize % 3] / largest;
             out.extend(scale.to_le_bytes());
         }
