@@ -6,6 +6,7 @@ mod contract;
 mod platform;
 mod stat_logger;
 
+use std::borrow::Cow;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -65,6 +66,8 @@ struct Project {
     next: Vec<String>,
     /// Paths below the folder, and texts.
     files: Vec<(String, String)>,
+    /// The contract's sources beside them.
+    contract: Vec<(String, Cow<'static, [u8]>)>,
 }
 
 /// What templates name.
@@ -149,10 +152,11 @@ impl Names<'_> {
 
 impl Project {
     fn write(&self, folder: &Path) -> io::Result<()> {
-        for (path, text) in &self.files {
+        let texts = self.files.iter().map(|(path, text)| (path, text.as_bytes()));
+        for (path, contents) in texts.chain(self.contract.iter().map(|(path, bytes)| (path, &**bytes))) {
             let path = folder.join(path);
             fs::create_dir_all(path.parent().unwrap_or(folder))?;
-            fs::write(path, text)?;
+            fs::write(path, contents)?;
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! The contract in Rust, which every new cargo project brings along.
 
+use std::borrow::Cow;
+
 use include_dir::{Dir, include_dir};
 
 use super::Names;
@@ -9,15 +11,16 @@ static CONTRACT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../platform-api/src
 /// The contract's manifest without the workspace that it stands in; a test holds it to the real one.
 const CONTRACT_MANIFEST: &str = include_str!("../template/contract.toml.in");
 
-/// It, as a package of its own in `folder`.
-pub(super) fn files(names: &Names<'_>, folder: &str) -> Vec<(String, String)> {
-    let mut files = vec![(format!("{folder}/Cargo.toml"), names.fill(CONTRACT_MANIFEST))];
+/// It, as a package of its own in `folder`: paths and contents, which need not be text.
+pub(super) fn files(names: &Names<'_>, folder: &str) -> Vec<(String, Cow<'static, [u8]>)> {
+    let manifest = names.fill(CONTRACT_MANIFEST).into_bytes();
+    let mut files = vec![(format!("{folder}/Cargo.toml"), Cow::Owned(manifest))];
     let mut folders = vec![&CONTRACT];
     while let Some(next) = folders.pop() {
         folders.extend(next.dirs());
         files.extend(next.files().map(|file| {
             let path = format!("{folder}/src/{}", file.path().display());
-            (path, String::from_utf8_lossy(file.contents()).into_owned())
+            (path, Cow::Borrowed(file.contents()))
         }));
     }
     files

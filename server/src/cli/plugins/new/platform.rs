@@ -32,8 +32,10 @@ pub(super) fn in_rust(name: &str) -> Project {
     });
     let mut files: Vec<(String, String)> = template.collect();
     files.push((".gitignore".to_owned(), "/target\n".to_owned()));
-    files.extend(contract::files(&names, "vendor/halyard-platform-api"));
-    project(&names, files)
+    Project {
+        contract: contract::files(&names, "vendor/halyard-platform-api"),
+        ..project(&names, files)
+    }
 }
 
 /// C files with a Makefile, the contract's headers and its pages.
@@ -75,6 +77,7 @@ fn project(names: &Names<'_>, mut files: Vec<(String, String)>) -> Project {
             format!("halyard-conformance {library}"),
         ],
         files,
+        contract: Vec::new(),
     }
 }
 

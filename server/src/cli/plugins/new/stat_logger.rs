@@ -14,6 +14,7 @@ fn project(names: &Names<'_>, files: Vec<(String, String)>) -> Project {
             format!("halyard serve --plugin {library} --stat-logger {name}"),
         ],
         files: [vec![("README.md".to_owned(), names.fill(README))], files].concat(),
+        contract: Vec::new(),
     }
 }
 
@@ -24,7 +25,7 @@ pub(super) fn in_rust(name: &str) -> Project {
         build: "cargo build --release",
         library: format!("target/release/libstat_logger_{}.so", symbol(name)),
     };
-    let mut files = vec![
+    let files = vec![
         (".gitignore".to_owned(), "/target\n".to_owned()),
         (
             "Cargo.toml".to_owned(),
@@ -35,8 +36,10 @@ pub(super) fn in_rust(name: &str) -> Project {
             names.fill(include_str!("../template/lib.rs.in")),
         ),
     ];
-    files.extend(contract::files(&names, "vendor/halyard-platform-api"));
-    project(&names, files)
+    Project {
+        contract: contract::files(&names, "vendor/halyard-platform-api"),
+        ..project(&names, files)
+    }
 }
 
 /// The C example with its name in place: in the manifest, the entry symbol and the answer of the entry.
