@@ -150,7 +150,7 @@ if (scripted) {
 for (const lane of scripted ? [] : [0, 1]) await page.locator(".lane").nth(lane).getByLabel("Max tokens").fill("");
 await page.getByLabel("Message").fill(scripted ? "Never stop." : "Count from 1 to 1000, one number a line.");
 await page.keyboard.press("Enter");
-await page.locator(".message.assistant:last-of-type .token").nth(3).waitFor();
+await page.locator(".lane").nth(0).locator(".message.assistant").last().locator(".token").nth(3).waitFor();
 await page.keyboard.press("Escape");
 await page.locator(".figures-line", { hasText: "stopped" }).first().waitFor();
 
