@@ -15,7 +15,7 @@ struct Runtime {
 
 const INTEL: &str = "Intel's OpenCL";
 
-/// Models whose routers choose among groups of experts: wrong on pocl since 2026-11-24, and not understood yet.
+/// Models whose routers choose among groups of experts: seen wrong on pocl on 2026-11-24, and not understood yet.
 const GROUPED: [&str; 4] = ["glm4-moe", "deepseek-v2", "deepseek-v3", "gguf/deepseek-v3-gguf.gguf"];
 
 /// The system's, and Intel's by itself.
