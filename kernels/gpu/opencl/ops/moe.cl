@@ -1,7 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
 // format: see blocks.h).
-// revision: 3
+// revision: 4
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
@@ -67,12 +67,13 @@ KERNEL void moe_route(const __global float *logits, u32 logits_stride, __global 
     sum = lanes_sum(sum, floats, lane, 32);
     for (u32 e = lane; e < num_experts; e += 32)
         choices[e] = score_of(row[e], is_sigmoid, largest, sum) + (bias ? bias[e] : 0.f);
+    // Both barriers are outside of branches: with them in `if (num_groups)`, pocl 3.1 masks all of a token's experts.
+    u32 each = num_groups ? num_experts / num_groups : num_experts;
+    __local float *sums = choices + num_experts;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (u32 g = lane; g < num_groups; g += 32) sums[g] = sum_of_best(choices + g * each, each, group_best);
+    barrier(CLK_LOCAL_MEM_FENCE);
     if (num_groups) {
-        u32 each = num_experts / num_groups;
-        __local float *sums = choices + num_experts;
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (u32 g = lane; g < num_groups; g += 32) sums[g] = sum_of_best(choices + g * each, each, group_best);
-        barrier(CLK_LOCAL_MEM_FENCE);
         for (u32 e = lane; e < num_experts; e += 32) {
             u32 own = e / each, better = 0;
             for (u32 g = 0; g < num_groups; g++) better += sums[g] > sums[own] || (sums[g] == sums[own] && g < own);
