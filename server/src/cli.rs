@@ -25,6 +25,8 @@ mod chosen_hook;
 pub mod command_line;
 mod connection_args;
 mod described;
+#[cfg(test)]
+mod documented;
 mod engine;
 mod hook_child;
 pub mod isolation;

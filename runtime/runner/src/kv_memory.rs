@@ -116,20 +116,17 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
         gib(needed * needs.page_bytes)
     );
     let room = format!("{} for KV = {pages} pages, enough for {fits} tokens", gib(budget));
+    // Where not one token fits, a shorter context is no remedy.
+    let shorter = match fits {
+        0 => String::new(),
+        fits => format!(", or lower --max-model-len to {fits}"),
+    };
     let arithmetic = match (overridden, config.cache.kv_cache_memory_bytes) {
-        (Some(blocks), _) => {
-            format!(
-                "{request}; --num-gpu-blocks-override {blocks} is {room}: raise it, or lower --max-model-len to {fits}"
-            )
-        }
-        (None, Some(bytes)) => {
-            format!(
-                "{request}; --kv-cache-memory-bytes {bytes} is {room}: raise it, or lower --max-model-len to {fits}"
-            )
-        }
+        (Some(blocks), _) => format!("{request}; --num-gpu-blocks-override {blocks} is {room}: raise it{shorter}"),
+        (None, Some(bytes)) => format!("{request}; --kv-cache-memory-bytes {bytes} is {room}: raise it{shorter}"),
         (None, None) => format!(
             "{request}; the device has {} in all, {} in use ({} of weights), and {utilization} of it leaves {room}: \
-             lower --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
+             raise --gpu-memory-utilization, set --kv-cache-memory-bytes, end what else uses it{shorter}",
             gib(m.total_bytes),
             gib(m.total_bytes - m.free_bytes.min(m.total_bytes)),
             gib(needs.weight_bytes),
@@ -152,8 +149,13 @@ fn longest_context(scheduler: &SchedulerConfig, pages: u64) -> u32 {
     low
 }
 
+/// In GiB; less than a hundredth of one in MiB or bytes.
 fn gib(bytes: u64) -> String {
-    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+    match bytes {
+        0..=0xf_ffff => format!("{bytes} bytes"),
+        0x10_0000..=0x9f_ffff => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
 }
 
 #[cfg(test)]
@@ -207,6 +209,22 @@ mod tests {
         assert!(
             !error.contains("utilization"),
             "what did not bind is not blamed: {error}"
+        );
+    }
+
+    #[test]
+    fn where_no_token_fits_a_shorter_context_is_no_remedy() {
+        let mut config = RunnerConfig {
+            max_model_len: Some(256),
+            ..RunnerConfig::default()
+        };
+        config.cache.kv_cache_memory_bytes = Some(1);
+        let error = size(&config, &scheduler(256), &needs(12))
+            .expect_err("nothing fits")
+            .to_string();
+        assert!(
+            error.contains("is 1 bytes for KV") && error.ends_with("raise it"),
+            "{error}"
         );
     }
 

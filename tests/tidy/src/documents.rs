@@ -1,4 +1,5 @@
-//! Rules for documents: the width of Markdown, links with an existing target, and unique numbers of decisions.
+//! Rules for documents: the width of Markdown, links with an existing target, unique numbers of decisions, errors that
+//! programs really say, and pages that the site has.
 //!
 //! [`width`] looks at one file; the others need the whole tree, because a link can only be checked with its target.
 
@@ -11,6 +12,12 @@ use crate::tree::SourceFile;
 pub const MAX_COLUMNS: usize = 120;
 
 const DECISIONS: &str = "docs/decisions/";
+
+/// The page that is looked up by the words of an error.
+const TROUBLESHOOTING: &str = "docs/troubleshooting.md";
+
+/// The site's table of contents.
+const SUMMARY: &str = "docs/SUMMARY.md";
 
 /// Lines of Markdown are short. Rows of tables may be long, and so may a link or a word, which cannot be broken.
 pub fn width(path: &str, text: &str) -> Vec<Finding> {
@@ -62,6 +69,54 @@ pub fn links(files: &[SourceFile]) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Words that begin a row of the page of errors are in a source, as a reader will look for them.
+pub fn quoted_errors(files: &[SourceFile]) -> Vec<Finding> {
+    let Some(page) = files.iter().find(|file| file.path == TROUBLESHOOTING) else {
+        return Vec::new();
+    };
+    let sources = files
+        .iter()
+        .filter(|file| file.path.ends_with(".rs") && !file.path.starts_with("tests/"));
+    let sources: Vec<String> = sources.map(|file| joined_lines(&file.text)).collect();
+    let rows = page.text.lines().enumerate();
+    let quoted = rows.filter_map(|(i, line)| {
+        // Two backticks hold words that have one.
+        let row = line.strip_prefix("| `")?;
+        let words = match row.strip_prefix("` ") {
+            Some(row) => row.split_once(" ``")?.0,
+            None => row.split_once('`')?.0,
+        };
+        Some((i + 1, words))
+    });
+    let unsaid = quoted.filter(|(_, words)| !sources.iter().any(|source| source.contains(words)));
+    let finding = |(line, words): (usize, &str)| {
+        let message = format!("no source says `{words}`: quote the words that the program prints");
+        Finding::new(TROUBLESHOOTING, line, message)
+    };
+    unsaid.map(finding).collect()
+}
+
+/// Texts that go on in the next line, as they are printed.
+fn joined_lines(text: &str) -> String {
+    let mut pieces = text.split("\\\n");
+    let first = pieces.next().unwrap_or_default().to_owned();
+    pieces.fold(first, |joined, piece| joined + piece.trim_start())
+}
+
+/// Every page right below docs/ is in the site's table of contents.
+pub fn summary(files: &[SourceFile]) -> Vec<Finding> {
+    let Some(summary) = files.iter().find(|file| file.path == SUMMARY) else {
+        return Vec::new();
+    };
+    let listed: BTreeSet<&str> = targets(&summary.text).into_iter().map(|(_, target)| target).collect();
+    let pages = files.iter().filter_map(|file| file.path.strip_prefix("docs/"));
+    let pages = pages.filter(|page| page.ends_with(".md") && !page.contains('/') && *page != "SUMMARY.md");
+    let missing = pages.filter(|page| !listed.contains(page));
+    missing
+        .map(|page| Finding::new(SUMMARY, 0, format!("{page} is not listed")))
+        .collect()
 }
 
 /// A number stands for one decision, as its file's name and its title say; a cited number must exist.

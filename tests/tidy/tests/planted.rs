@@ -279,6 +279,25 @@ fn links_that_lead_nowhere_are_found() {
 }
 
 #[test]
+fn errors_that_no_program_says_and_pages_that_no_one_finds_are_found() {
+    let page = "| words | |\n|---|---|\n| `no such door` | |\n| `a long text that goes on` | |\n| `never said` | |\n\
+        | `` see `x` `` | |\n| text `not looked at` | |\n";
+    let tree = files(&[
+        ("docs/troubleshooting.md", page),
+        ("docs/SUMMARY.md", "- [a](troubleshooting.md)\n- [b](sub/c.md)\n"),
+        ("docs/lost.md", "# Lost\n"),
+        ("docs/sub/c.md", "# C\n"),
+        (
+            "server/src/x.rs",
+            "fail(\"no such door: see `x`\"); fail(\"a long text \\\n     that goes on\");",
+        ),
+        ("tests/x.rs", "never said"),
+    ]);
+    assert_eq!(lines(&documents::quoted_errors(&tree)), [5]);
+    assert_eq!(lines(&documents::summary(&tree)), [0]);
+}
+
+#[test]
 fn decisions_with_one_number_and_dangling_ones_are_found() {
     let cites = format!("decision {}, {}/0002-b.md, decision {}0", "0003", "decisions", "0002");
     let tree = files(&[

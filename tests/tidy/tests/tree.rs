@@ -128,3 +128,10 @@ fn links_lead_somewhere_and_decisions_are_numbered_once() {
     assert_none("links", &documents::links(&files));
     assert_none("decisions", &documents::decisions(&files));
 }
+
+#[test]
+fn quoted_errors_are_said_and_the_site_has_every_page() {
+    let files = tree::text_files(&tree::root()).expect("the repository can be read");
+    assert_none("quoted errors", &documents::quoted_errors(&files));
+    assert_none("the site's pages", &documents::summary(&files));
+}
