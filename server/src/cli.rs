@@ -23,6 +23,7 @@ mod bench;
 mod chat;
 mod chosen_hook;
 pub mod command_line;
+mod config_file;
 mod connection_args;
 mod described;
 mod engine;
@@ -44,7 +45,7 @@ pub mod vllm_flags;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
 
 use crate::error::ServerError;
 
@@ -100,7 +101,20 @@ pub fn main() -> ExitCode {
         Ok(line) => line,
         Err(error) => return fail(&error, 2),
     };
-    match run(Cli::parse_from(&line.args), &line.accepted) {
+    let (line, file) = match config_file::apply(line, &command, |name| std::env::var_os(name)) {
+        Ok(applied) => applied,
+        Err(error) => return fail(&error, 2),
+    };
+    let matches = Cli::command().get_matches_from(&line.args);
+    if let Some(("serve", serve)) = matches.subcommand()
+        && serve.get_flag(serve::PRINT_CONFIG)
+        && let Some(known) = command.find_subcommand("serve")
+    {
+        say_part!("{}", config_file::print(known, serve, &file, &line.accepted));
+        return ExitCode::SUCCESS;
+    }
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
+    match run(cli, &line.accepted) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, error.exit_status()),
     }

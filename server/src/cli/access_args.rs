@@ -17,7 +17,7 @@ use crate::http::host_check::HostRules;
 /// The variable that keys move to.
 const KEY_VARIABLE: &str = "HALYARD_API_KEY";
 /// vLLM's, where none of this server's own is given.
-const VLLM_KEY_VARIABLE: &str = "VLLM_API_KEY";
+pub(super) const VLLM_KEY_VARIABLE: &str = "VLLM_API_KEY";
 
 /// Flags of `halyard serve`.
 #[derive(Args, Debug)]

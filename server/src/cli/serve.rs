@@ -1,6 +1,7 @@
 //! `halyard serve`: platform, socket, model, engine, and then HTTP until a signal. In this order, so that a misspelt
 //! name or a port in use fails before anything is downloaded or loaded.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -41,6 +42,8 @@ use crate::ui::{Ui, sink};
 #[command(args_override_self = true)]
 pub struct ServeArgs {
     #[command(flatten)]
+    file: FileArgs,
+    #[command(flatten)]
     http: HttpArgs,
     #[command(flatten)]
     access: AccessArgs,
@@ -72,6 +75,22 @@ impl ServeArgs {
     pub fn engine(&self) -> &EngineArgs {
         &self.engine
     }
+}
+
+/// The id of `--print-config`.
+pub const PRINT_CONFIG: &str = "print_config";
+
+/// Where options come from; read before the others (`config_file`).
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Options")]
+struct FileArgs {
+    /// A YAML file of options: keys are the long flags, with or without their dashes. A flag on the command line goes
+    /// first, then its variable, then the file
+    #[arg(long, value_name = "FILE", env = "HALYARD_CONFIG")]
+    config: Option<PathBuf>,
+    /// Print every option with its value and where that came from, as such a file, and end
+    #[arg(long, id = PRINT_CONFIG, env = "HALYARD_PRINT_CONFIG", default_value_t = false)]
+    print_config: bool,
 }
 
 #[derive(Args, Debug)]
@@ -129,6 +148,9 @@ struct HttpArgs {
 pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), ServerError> {
     let start = Instant::now();
     logging::start(&args.log.log_level, args.log.log_format)?;
+    if let Some(path) = &args.file.config {
+        tracing::info!(path = %path.display(), "options read from a file");
+    }
     let keys = args.access.keys(&args.http.api_keys)?;
     let token = args
         .engine
