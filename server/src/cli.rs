@@ -29,6 +29,7 @@ mod described;
 mod engine;
 mod hook_child;
 pub mod isolation;
+mod listen_args;
 mod logits_processor;
 mod lora;
 mod model_flags;

@@ -11,7 +11,8 @@ use crate::client::ClientError;
 use crate::hooks::StatLoggerError;
 use crate::http::auth::KeyFileError;
 use crate::http::limits::FileLimitError;
-use crate::http::serve::BindError;
+use crate::http::listeners::BindError;
+use crate::http::tls::TlsError;
 use crate::option_error::OptionError;
 use crate::source::SourceError;
 
@@ -84,6 +85,9 @@ pub enum ServerError {
     /// The socket.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// Certificates.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The file of keys.
     #[error(transparent)]
     KeyFile(#[from] KeyFileError),

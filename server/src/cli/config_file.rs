@@ -1,5 +1,6 @@
-//! `--config FILE.yaml`: options of `halyard serve` in a file. Keys are the long flags; they become words of the command
-//! line, which stand before the others, unless the command line or a variable sets the same flag (decision 0078).
+//! `--config FILE.yaml`: options of `halyard serve` in a file. Keys are the long flags; they become words of the
+//! command line, which stand before the others, unless the command line or a variable sets the same flag (decision
+//! 0078).
 
 mod shown;
 mod yaml;

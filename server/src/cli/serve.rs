@@ -15,21 +15,24 @@ use super::args::{EngineArgs, LogArgs};
 use super::chosen_hook::IoProcessorArgs;
 use super::connection_args::ConnectionArgs;
 use super::engine::ChosenDevice;
+use super::listen_args::{ListenArgs, TlsArgs};
 use super::logits_processor::{LoadedProcessors, LogitsProcessorArgs};
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::parser_args::ParserArgs;
 use super::responses_args::ResponsesArgs;
-use super::service_manager;
+use super::service_manager::{self, Passed};
 use super::serving::ServingArgs;
 use super::units::{parse_bytes, show_bytes};
 use crate::clock::unix_seconds;
 use crate::error::ServerError;
 use crate::hooks::ChosenSink;
 use crate::http::auth::{ApiKeys, KeySources};
-use crate::http::reload::{hangup_signal, reload_at_hangup};
-use crate::http::serve::{BoundSocket, DrainTimes, serve, stop_signal};
+use crate::http::listeners::{BoundSocket, Listener, Place};
+use crate::http::reload::{hangup_signal, refresh_certificates, reload_at_hangup};
+use crate::http::serve::{DrainTimes, serve, stop_signal};
 use crate::http::state::{AppState, LoraState};
 use crate::http::text_work::TextWork;
+use crate::http::tls::Tls;
 use crate::http::transport::Transport;
 use crate::isolation::IsolationMode;
 use crate::logging::{self, LogFormat};
@@ -44,7 +47,11 @@ pub struct ServeArgs {
     #[command(flatten)]
     file: FileArgs,
     #[command(flatten)]
+    listen: ListenArgs,
+    #[command(flatten)]
     http: HttpArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
@@ -96,12 +103,6 @@ struct FileArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Server")]
 struct HttpArgs {
-    /// Address to listen on; 0.0.0.0 opens the server to the network
-    #[arg(long, value_name = "ADDRESS", env = "HALYARD_HOST", default_value = "127.0.0.1")]
-    host: String,
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "PORT", env = "HALYARD_PORT", default_value_t = 8000)]
-    port: u16,
     /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards
     /// every route but /health, /ping and the files of the page. A command line is visible to every user of the machine
     /// until the server has taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to no
@@ -175,17 +176,25 @@ pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), S
         tracing::debug!("{name}: {why}");
     }
     args.parsers.check()?;
-    let passed = service_manager::passed_socket()?;
+    let passed = service_manager::passed_sockets()?;
+    let tls = args.tls.tls()?;
     let chosen = args.engine.choose_device()?;
     let io = args.io.start(chosen.catalog())?;
     let logits = args.logits.load(chosen.catalog())?;
     let resolvers = args.lora.load(chosen.catalog())?;
     let hooks = RequestHooks { io, logits, resolvers };
     let runtime = super::runtime()?;
-    let result = runtime.block_on(serve_model(args, chosen, hooks, (keys, passed), start));
+    let result = runtime.block_on(serve_model(args, chosen, hooks, Given { keys, passed, tls }, start));
     // After a signal while loading, the loading thread must not hold the process.
     runtime.shutdown_background();
     result
+}
+
+/// What was read before the model is.
+struct Given {
+    keys: KeySources,
+    passed: Vec<Passed>,
+    tls: Option<Arc<Tls>>,
 }
 
 /// Hooks of requests, loaded before the model is.
@@ -199,39 +208,45 @@ async fn serve_model(
     args: ServeArgs,
     chosen: ChosenDevice,
     hooks: RequestHooks,
-    (keys, passed): (KeySources, Option<std::net::TcpListener>),
+    Given { keys, passed, tls }: Given,
     start: Instant,
 ) -> Result<(), ServerError> {
     let hangup = hangup_signal().map_err(ServerError::io("installing signal handlers"))?;
     let mut stop = Box::pin(stop_signal().map_err(ServerError::io("installing signal handlers"))?);
-    let socket = match passed {
-        Some(listener) => BoundSocket::passed(listener)?,
-        None => BoundSocket::bind(&args.http.host, args.http.port)?,
-    };
+    let sockets = args.listen.bind(passed)?;
+    let is_local = sockets.iter().all(BoundSocket::is_local);
     service_manager::loading(args.engine.model.model.as_deref().unwrap_or("the demo model"));
     // A signal while the model is fetched or loaded ends the process at once: no request runs yet.
     let prepared = tokio::select! {
-        prepared = prepare(&args, chosen, hooks, (&keys, socket.is_loopback())) => prepared?,
+        prepared = prepare(&args, chosen, hooks, (&keys, is_local, tls.clone())) => prepared?,
         () = &mut stop => return Ok(()),
     };
-    let listener = socket.listen()?;
-    let address = listener
-        .local_addr()
-        .map_err(ServerError::io("asking for the address"))?;
-    let has_keys = !prepared.state.api_keys.is_empty();
-    prepared.announce(&reachable(address), has_keys, args.log.log_format, start.elapsed());
-    service_manager::ready(&reachable(address));
+    let listeners = sockets.into_iter().map(BoundSocket::listen);
+    let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;
+    let places = listeners.iter().map(Listener::place).collect::<Result<Vec<Place>, _>>();
+    let places = places.map_err(ServerError::io("asking for the address"))?;
+    let urls: Vec<String> = places.iter().map(|place| reachable(place, tls.is_some())).collect();
+    prepared.announce(&urls, args.log.log_format, start.elapsed());
+    service_manager::ready(&urls.join(" and "));
     let stop = async move {
         stop.await;
         service_manager::stopping();
     };
-    tokio::spawn(reload_at_hangup(hangup, keys, prepared.state.api_keys.clone()));
+    tokio::spawn(reload_at_hangup(
+        hangup,
+        keys,
+        prepared.state.api_keys.clone(),
+        tls.clone(),
+    ));
+    if let Some(tls) = tls.filter(|_| args.tls.refreshes()) {
+        tokio::spawn(refresh_certificates(tls));
+    }
     let times = DrainTimes {
         delay: args.connections.drain_delay(),
         drain: Duration::from_secs(u64::from(args.http.shutdown_timeout)),
     };
     let hooks = prepared.state.hooks.clone();
-    serve(listener, prepared.state, stop, times).await;
+    serve(listeners, prepared.state, stop, times).await;
     // The engine has ended: sinks get its last records.
     let ended = tokio::task::spawn_blocking(move || hooks.shutdown()).await;
     if let Err(error) = ended {
@@ -241,14 +256,19 @@ async fn serve_model(
 }
 
 /// The address for a client on this machine: 0.0.0.0 and :: become loopback.
-fn reachable(address: std::net::SocketAddr) -> String {
+fn reachable(place: &Place, is_tls: bool) -> String {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+    let address = match place {
+        Place::Tcp(address) => address,
+        Place::Unix(path) => return format!("unix:{}", path.display()),
+    };
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    format!("http://{}", SocketAddr::new(ip, address.port()))
+    let scheme = if is_tls { "https" } else { "http" };
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// The served model, and the facts for the banner.
@@ -263,7 +283,7 @@ async fn prepare(
     args: &ServeArgs,
     chosen: ChosenDevice,
     RequestHooks { io, logits, resolvers }: RequestHooks,
-    (keys, is_loopback): (&KeySources, bool),
+    (keys, is_local, tls): (&KeySources, bool, Option<Arc<Tls>>),
 ) -> Result<Prepared, ServerError> {
     let model = args.engine.resolve_model().await?;
     let model_names = args.http.model_names(&model);
@@ -279,8 +299,10 @@ async fn prepare(
         .await
         .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
     let has_template = engine.chat_template().is_some();
-    let hosts = args.access.hosts(&args.http.host, is_loopback);
-    let transport = Transport::new(args.connections.limits()?, hosts, args.access.cors()?);
+    let hosts = args.listen.host_rules(is_local, &args.access.allowed_hosts());
+    let mut transport = Transport::new(args.connections.limits()?, hosts, args.access.cors()?);
+    transport.root_path = args.listen.root_path();
+    transport.tls = tls;
     let http = &args.http;
     let body_bytes = usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX);
     let mut state = AppState {
@@ -401,7 +423,11 @@ impl StatsArgs {
 
 impl Prepared {
     /// Says what is served and where: a banner in a text log, one event in a JSON log.
-    fn announce(&self, url: &str, has_keys: bool, format: LogFormat, elapsed: Duration) {
+    fn announce(&self, urls: &[String], format: LogFormat, elapsed: Duration) {
+        let has_keys = !self.state.api_keys.is_empty();
+        // An address, if there is one: pages and clients want it.
+        let first = urls.iter().find(|url| url.starts_with("http")).or(urls.first());
+        let url = first.map_or("", String::as_str);
         let info = self.state.engine.info();
         let name = &self.state.model_names[0];
         let seconds = elapsed.as_secs_f64();
@@ -433,25 +459,34 @@ impl Prepared {
             info.kv_cache_dtype
         );
         say!("  ready     {url} after {seconds:.2} s");
-        if self.state.ui.is_some() {
+        for other in urls.iter().filter(|other| *other != url) {
+            say!("            {other}");
+        }
+        if self.state.ui.is_some() && url.starts_with("http") {
             say!("  page      {url}/ui/");
         }
         say!("\nTry{}:", if has_keys { ", with one of the keys in KEY" } else { "" });
+        let unix = url
+            .strip_prefix("unix:")
+            .map(|path| format!("--unix-socket {path} http://localhost"));
+        let curl = unix.as_deref().unwrap_or(url);
         let key = if has_keys {
             r#" -H "Authorization: Bearer $KEY""#
         } else {
             ""
         };
         if self.has_template {
-            say!("  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\");
+            say!("  curl -N {curl}/v1/chat/completions -H 'Content-Type: application/json'{key} \\");
             say!(
                 "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France? Answer \
                  in one sentence.\"}}], \"temperature\": 0, \"max_tokens\": 64, \"stream\": true}}'"
             );
             let key = if has_keys { r#" --api-key "$KEY""# } else { "" };
-            say!("or: halyard chat --url {url}{key}");
+            if unix.is_none() {
+                say!("or: halyard chat --url {url}{key}");
+            }
         } else {
-            say!("  curl -N {url}/v1/completions -H 'Content-Type: application/json'{key} \\");
+            say!("  curl -N {curl}/v1/completions -H 'Content-Type: application/json'{key} \\");
             say!("    -d '{{\"prompt\": \"The capital of France is\", \"max_tokens\": 32, \"stream\": true}}'");
         }
     }
@@ -468,7 +503,9 @@ mod tests {
             ("[::]:80", "http://[::1]:80"),
             ("10.1.2.3:80", "http://10.1.2.3:80"),
         ] {
-            assert_eq!(reachable(bound.parse().expect("an address")), printed);
+            let place = Place::Tcp(bound.parse().expect("an address"));
+            assert_eq!(reachable(&place, false), printed);
+            assert_eq!(reachable(&place, true), printed.replace("http:", "https:"));
         }
     }
 }

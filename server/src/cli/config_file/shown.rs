@@ -66,10 +66,12 @@ fn value(arg: &Arg, matches: &ArgMatches) -> Option<Value> {
 
 /// Numbers and truth values without quotes where they come out as they were given.
 fn scalar(text: &str) -> Value {
-    match serde_json::from_str::<Value>(text) {
-        Ok(value) if !value.is_string() && value.to_string() == text => value,
-        _ => Value::from(text),
-    }
+    let read = serde_json::from_str::<Value>(text).ok();
+    let same = read.filter(|value| {
+        let written = value.to_string();
+        !value.is_string() && written == text
+    });
+    same.unwrap_or_else(|| Value::from(text))
 }
 
 fn origin(arg: &Arg, matches: &ArgMatches, source: &Source) -> String {

@@ -83,7 +83,8 @@ fn keys_are_flags_in_every_spelling() {
     assert_eq!(
         words_of(
             "served-model-name: [a, b]\nenable-lora: true\nlora-modules:\n  - a=/x\n  - {name: b, path: /y}\n\
-             allowed-origins: ['*']\nhf-overrides:\n  rope_scaling: {factor: 2.0}\nlora-target-modules: [q_proj, v_proj]\n\
+             allowed-origins: ['*']\nhf-overrides:\n  rope_scaling: {factor: 2.0}\n\
+             lora-target-modules: [q_proj, v_proj]\n\
              structured-outputs-config.backend: auto\n",
             &[],
             &[]
