@@ -23,6 +23,7 @@ mod bench;
 mod chat;
 mod chosen_hook;
 pub mod command_line;
+mod collect_env;
 mod config_file;
 mod connection_args;
 mod described;
@@ -79,6 +80,8 @@ pub enum Command {
     Bench(bench::BenchCommand),
     /// Show each platform with its devices, or why it has none
     Platforms(plugins::PlatformsArgs),
+    /// Show what a report of a fault needs: versions, processor, memory, limits, platforms, plugins, variables
+    CollectEnv(collect_env::CollectEnvArgs),
     /// Look at plugins, test them, write new ones
     #[command(subcommand)]
     Plugins(plugins::PluginsCommand),
@@ -134,6 +137,7 @@ fn run(cli: Cli, accepted: &[(String, &'static str)]) -> Result<(), ServerError>
         Command::Complete(args) => chat::run_complete(*args),
         Command::Bench(command) => bench::run(command),
         Command::Platforms(args) => plugins::run_platforms(&args),
+        Command::CollectEnv(args) => collect_env::run(&args),
         Command::Plugins(command) => plugins::run_plugins(&command),
         Command::Completions(args) => described::run_completions(&args),
         Command::Man(args) => described::run_man(&args),

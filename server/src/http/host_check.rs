@@ -15,8 +15,8 @@ pub struct HostRules {
 
 impl HostRules {
     /// The rules of a server on `hosts`. Addresses and `localhost` always pass, and the names of `allowed`, where `*`
-    /// is every name. Without `allowed` a server that listens on loopback answers to `hosts` only, and one that is open to
-    /// the network to every name: its names are given by others, and a page that can reach it gains nothing by
+    /// is every name. Without `allowed` a server that listens on loopback answers to `hosts` only, and one that is open
+    /// to the network to every name: its names are given by others, and a page that can reach it gains nothing by
     /// rebinding.
     pub fn new(hosts: &[&str], is_loopback: bool, allowed: &[String]) -> Self {
         if allowed.iter().any(|name| name == "*") || (allowed.is_empty() && !is_loopback) {
