@@ -22,8 +22,8 @@ pub mod args;
 mod bench;
 mod chat;
 mod chosen_hook;
-pub mod command_line;
 mod collect_env;
+pub mod command_line;
 mod config_file;
 mod connection_args;
 mod described;
@@ -37,7 +37,9 @@ mod model_flags;
 mod parser_args;
 mod plugins;
 mod responses_args;
+mod run_batch;
 mod serve;
+mod served;
 mod service_manager;
 mod serving;
 mod structured;
@@ -71,6 +73,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve a model over HTTP; without --model a small demo model
     Serve(Box<serve::ServeArgs>),
+    /// Answer the requests of an OpenAI batch file
+    RunBatch(Box<run_batch::RunBatchArgs>),
     /// Talk to a model: through a running server, or in this process when none answers
     Chat(Box<chat::ChatArgs>),
     /// Complete a text: through a running server, or in this process when none answers
@@ -133,6 +137,7 @@ fn fail(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
 fn run(cli: Cli, accepted: &[(String, &'static str)]) -> Result<(), ServerError> {
     match cli.command {
         Command::Serve(args) => serve::run(*args, accepted),
+        Command::RunBatch(args) => run_batch::run(*args, accepted),
         Command::Chat(args) => chat::run_chat(*args),
         Command::Complete(args) => chat::run_complete(*args),
         Command::Bench(command) => bench::run(command),

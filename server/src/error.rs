@@ -100,6 +100,9 @@ pub enum ServerError {
     /// The engine's refusal of a request of `chat` or `complete`.
     #[error("{0}")]
     Refused(String),
+    /// A batch that ended before its last line.
+    #[error("{0}")]
+    Batch(String),
     /// The system's refusal.
     #[error("{action}: {source}")]
     Io {
@@ -127,6 +130,7 @@ impl ServerError {
         match self {
             ServerError::Engine(EngineError::Thread(_))
             | ServerError::Io { .. }
+            | ServerError::Batch(_)
             | ServerError::Client(_)
             | ServerError::TestFailed(_) => 1,
             _ => 2,
