@@ -22,7 +22,9 @@ pub mod args;
 mod bench;
 mod chat;
 mod chosen_hook;
+mod collect_env;
 pub mod command_line;
+mod config_file;
 mod connection_args;
 mod described;
 #[cfg(test)]
@@ -30,13 +32,16 @@ mod documented;
 mod engine;
 mod hook_child;
 pub mod isolation;
+mod listen_args;
 mod logits_processor;
 mod lora;
 mod model_flags;
 mod parser_args;
 mod plugins;
 mod responses_args;
+mod run_batch;
 mod serve;
+mod served;
 mod service_manager;
 mod serving;
 mod structured;
@@ -46,7 +51,7 @@ pub mod vllm_flags;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
 
 use crate::error::ServerError;
 
@@ -70,6 +75,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve a model over HTTP; without --model a small demo model
     Serve(Box<serve::ServeArgs>),
+    /// Answer the requests of an OpenAI batch file
+    RunBatch(Box<run_batch::RunBatchArgs>),
     /// Talk to a model: through a running server, or in this process when none answers
     Chat(Box<chat::ChatArgs>),
     /// Complete a text: through a running server, or in this process when none answers
@@ -79,6 +86,8 @@ pub enum Command {
     Bench(bench::BenchCommand),
     /// Show each platform with its devices, or why it has none
     Platforms(plugins::PlatformsArgs),
+    /// Show what a report of a fault needs: versions, processor, memory, limits, platforms, plugins, variables
+    CollectEnv(collect_env::CollectEnvArgs),
     /// Look at plugins, test them, write new ones
     #[command(subcommand)]
     Plugins(plugins::PluginsCommand),
@@ -102,7 +111,20 @@ pub fn main() -> ExitCode {
         Ok(line) => line,
         Err(error) => return fail(&error, 2),
     };
-    match run(Cli::parse_from(&line.args), &line.accepted) {
+    let (line, file) = match config_file::apply(line, &command, |name| std::env::var_os(name)) {
+        Ok(applied) => applied,
+        Err(error) => return fail(&error, 2),
+    };
+    let matches = Cli::command().get_matches_from(&line.args);
+    if let Some(("serve", serve)) = matches.subcommand()
+        && serve.get_flag(serve::PRINT_CONFIG)
+        && let Some(known) = command.find_subcommand("serve")
+    {
+        say_part!("{}", config_file::print(known, serve, &file, &line.accepted));
+        return ExitCode::SUCCESS;
+    }
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
+    match run(cli, &line.accepted) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, error.exit_status()),
     }
@@ -117,10 +139,12 @@ fn fail(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
 fn run(cli: Cli, accepted: &[(String, &'static str)]) -> Result<(), ServerError> {
     match cli.command {
         Command::Serve(args) => serve::run(*args, accepted),
+        Command::RunBatch(args) => run_batch::run(*args, accepted),
         Command::Chat(args) => chat::run_chat(*args),
         Command::Complete(args) => chat::run_complete(*args),
         Command::Bench(command) => bench::run(command),
         Command::Platforms(args) => plugins::run_platforms(&args),
+        Command::CollectEnv(args) => collect_env::run(&args),
         Command::Plugins(command) => plugins::run_plugins(&command),
         Command::Completions(args) => described::run_completions(&args),
         Command::Man(args) => described::run_man(&args),

@@ -11,7 +11,8 @@ use crate::client::ClientError;
 use crate::hooks::StatLoggerError;
 use crate::http::auth::KeyFileError;
 use crate::http::limits::FileLimitError;
-use crate::http::serve::BindError;
+use crate::http::listeners::BindError;
+use crate::http::tls::TlsError;
 use crate::option_error::OptionError;
 use crate::source::SourceError;
 
@@ -84,6 +85,9 @@ pub enum ServerError {
     /// The socket.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// Certificates.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The file of keys.
     #[error(transparent)]
     KeyFile(#[from] KeyFileError),
@@ -96,6 +100,9 @@ pub enum ServerError {
     /// The engine's refusal of a request of `chat` or `complete`.
     #[error("{0}")]
     Refused(String),
+    /// A batch that ended before its last line.
+    #[error("{0}")]
+    Batch(String),
     /// The system's refusal.
     #[error("{action}: {source}")]
     Io {
@@ -123,6 +130,7 @@ impl ServerError {
         match self {
             ServerError::Engine(EngineError::Thread(_))
             | ServerError::Io { .. }
+            | ServerError::Batch(_)
             | ServerError::Client(_)
             | ServerError::TestFailed(_) => 1,
             _ => 2,

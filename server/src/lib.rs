@@ -2,6 +2,7 @@
 //! (by the command line and the model sources) and nowhere below.
 
 mod api_error;
+pub mod batch;
 pub mod cli;
 pub mod client;
 mod clock;

@@ -69,7 +69,7 @@ async fn a_panic_is_an_answer_and_is_counted() {
 #[tokio::test]
 async fn a_page_that_gave_its_name_this_address_is_refused() {
     let server = TestServer::with(Options {
-        transport: with_hosts(HostRules::new("127.0.0.1", true, &["mine.example".to_owned()])),
+        transport: with_hosts(HostRules::new(&["127.0.0.1"], true, &["mine.example".to_owned()])),
         ..Options::default()
     });
     let ask = async |host: &str| {

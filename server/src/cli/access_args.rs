@@ -12,12 +12,11 @@ use tower_http::cors::CorsLayer;
 use crate::error::ServerError;
 use crate::http::auth::KeySources;
 use crate::http::cors::CorsRules;
-use crate::http::host_check::HostRules;
 
 /// The variable that keys move to.
 const KEY_VARIABLE: &str = "HALYARD_API_KEY";
 /// vLLM's, where none of this server's own is given.
-const VLLM_KEY_VARIABLE: &str = "VLLM_API_KEY";
+pub(super) const VLLM_KEY_VARIABLE: &str = "VLLM_API_KEY";
 
 /// Flags of `halyard serve`.
 #[derive(Args, Debug)]
@@ -100,10 +99,9 @@ impl AccessArgs {
         Ok(sources)
     }
 
-    /// The names that are answered, of a server on `host`.
-    pub(super) fn hosts(&self, host: &str, is_loopback: bool) -> HostRules {
-        let allowed: Vec<String> = self.allowed_hosts.iter().flat_map(|names| names.0.clone()).collect();
-        HostRules::new(host, is_loopback, &allowed)
+    /// The names that are answered besides the server's own.
+    pub(super) fn allowed_hosts(&self) -> Vec<String> {
+        self.allowed_hosts.iter().flat_map(|names| names.0.clone()).collect()
     }
 
     /// CORS: the rights of other origins.

@@ -92,12 +92,13 @@ const fn engine(path: &'static [&'static str]) -> Known {
     }
 }
 
-const COMMANDS: [Known; 5] = [
+const COMMANDS: [Known; 6] = [
     Known {
         path: &["serve"],
         takes_model: true,
         starts_engine: true,
     },
+    engine(&["run-batch"]),
     engine(&["bench", "latency"]),
     engine(&["bench", "throughput"]),
     engine(&["bench", "startup"]),

@@ -157,9 +157,8 @@ fn what_does_not_exist_is_refused_with_the_reason() {
     for (line, part) in [
         ("serve m --tool-parser-plugin x", "docs/tool-calling.md"),
         ("serve m --speculative-config.model x", "speculative"),
-        ("serve m --ssl-keyfile x", "TLS"),
+        ("serve m --ssl-ciphers x", "TLS 1.3"),
         ("serve m --task embed", "embedding"),
-        ("serve m --config x.yaml", "file of options"),
         ("serve m --rope-scaling {}", "--hf-overrides"),
         ("bench latency --model m -pp 2", "--tensor-parallel-size"),
     ] {

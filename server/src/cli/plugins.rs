@@ -176,7 +176,7 @@ pub fn run_plugins(command: &PluginsCommand) -> Result<(), ServerError> {
     }
 }
 
-fn discover(plugins: &PluginArgs) -> Result<Catalog, ServerError> {
+pub(super) fn discover(plugins: &PluginArgs) -> Result<Catalog, ServerError> {
     let catalog = Catalog::discover(&plugins.search_path()?);
     match catalog.explicit_failure() {
         Some(failure) => Err(ServerError::Plugin(failure.clone().into())),
@@ -184,7 +184,7 @@ fn discover(plugins: &PluginArgs) -> Result<Catalog, ServerError> {
     }
 }
 
-fn print_as<T: Serialize>(output: OutputArgs, report: &T, text: impl FnOnce(&T)) -> Result<(), ServerError> {
+pub(super) fn print_as<T: Serialize>(output: OutputArgs, report: &T, text: impl FnOnce(&T)) -> Result<(), ServerError> {
     if output.json {
         let json = serde_json::to_string_pretty(report).map_err(std::io::Error::from);
         say!("{}", json.map_err(ServerError::io("writing JSON"))?);
@@ -194,7 +194,7 @@ fn print_as<T: Serialize>(output: OutputArgs, report: &T, text: impl FnOnce(&T))
     Ok(())
 }
 
-fn print_platform(report: &PlatformReport) {
+pub(super) fn print_platform(report: &PlatformReport) {
     say!(
         "{} {} (priority {}): {}",
         report.name,
@@ -233,7 +233,7 @@ fn print_platform(report: &PlatformReport) {
     }
 }
 
-fn print_plugin(report: &PluginReport) {
+pub(super) fn print_plugin(report: &PluginReport) {
     let kind = report.kind.map_or_else(|| "broken".to_owned(), |kind| kind.to_string());
     say!(
         "{} {} ({kind}) {}",

@@ -1,67 +1,47 @@
 //! `halyard serve`: platform, socket, model, engine, and then HTTP until a signal. In this order, so that a misspelt
 //! name or a port in use fails before anything is downloaded or loaded.
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use halyard_request_hooks::{IoProcessors, LogitsProcessors};
-use halyard_scheduler::Policy;
 
 use super::access_args::{AccessArgs, Secret, hide_keys};
-use super::args::{EngineArgs, LogArgs};
-use super::chosen_hook::IoProcessorArgs;
 use super::connection_args::ConnectionArgs;
 use super::engine::ChosenDevice;
-use super::logits_processor::{LoadedProcessors, LogitsProcessorArgs};
-use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
-use super::parser_args::ParserArgs;
+use super::listen_args::{ListenArgs, TlsArgs};
 use super::responses_args::ResponsesArgs;
-use super::service_manager;
-use super::serving::ServingArgs;
-use super::units::{parse_bytes, show_bytes};
-use crate::clock::unix_seconds;
+use super::served::{Door, Prepared, RequestHooks, ServedArgs};
+use super::service_manager::{self, Passed};
+use super::units::show_bytes;
 use crate::error::ServerError;
-use crate::hooks::ChosenSink;
 use crate::http::auth::{ApiKeys, KeySources};
-use crate::http::reload::{hangup_signal, reload_at_hangup};
-use crate::http::serve::{BoundSocket, DrainTimes, serve, stop_signal};
-use crate::http::state::{AppState, LoraState};
-use crate::http::text_work::TextWork;
+use crate::http::listeners::{BoundSocket, Listener, Place};
+use crate::http::reload::{hangup_signal, refresh_certificates, reload_at_hangup};
+use crate::http::serve::{DrainTimes, serve, stop_signal};
+use crate::http::tls::Tls;
 use crate::http::transport::Transport;
-use crate::isolation::IsolationMode;
 use crate::logging::{self, LogFormat};
-use crate::openai::policy::{Limits, ServingDefaults};
-use crate::source::ResolvedModel;
-use crate::ui::{Ui, sink};
 
 /// Flags of `halyard serve`. If a flag is given twice the last one counts, as in vLLM; lists grow.
 #[derive(Args, Debug)]
 #[command(args_override_self = true)]
 pub struct ServeArgs {
     #[command(flatten)]
+    file: FileArgs,
+    #[command(flatten)]
+    listen: ListenArgs,
+    #[command(flatten)]
     http: HttpArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
     connections: ConnectionArgs,
     #[command(flatten)]
-    engine: EngineArgs,
-    #[command(flatten)]
-    stats: StatsArgs,
-    #[command(flatten)]
-    io: IoProcessorArgs,
-    #[command(flatten)]
-    logits: LogitsProcessorArgs,
-    #[command(flatten)]
-    lora: LoraServeArgs,
-    #[command(flatten)]
-    log: LogArgs,
-    #[command(flatten)]
-    serving: ServingArgs,
-    #[command(flatten)]
-    parsers: ParserArgs,
+    served: ServedArgs,
     #[command(flatten)]
     responses: ResponsesArgs,
 }
@@ -69,20 +49,30 @@ pub struct ServeArgs {
 #[cfg(test)]
 impl ServeArgs {
     /// The engine's part.
-    pub fn engine(&self) -> &EngineArgs {
-        &self.engine
+    pub fn engine(&self) -> &super::args::EngineArgs {
+        &self.served.engine
     }
+}
+
+/// The id of `--print-config`.
+pub const PRINT_CONFIG: &str = "print_config";
+
+/// Where options come from; read before the others (`config_file`).
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Options")]
+struct FileArgs {
+    /// A YAML file of options: keys are the long flags, with or without their dashes. A flag on the command line goes
+    /// first, then its variable, then the file
+    #[arg(long, value_name = "FILE", env = "HALYARD_CONFIG")]
+    config: Option<PathBuf>,
+    /// Print every option with its value and where that came from, as such a file, and end
+    #[arg(long, id = PRINT_CONFIG, env = "HALYARD_PRINT_CONFIG", default_value_t = false)]
+    print_config: bool,
 }
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Server")]
 struct HttpArgs {
-    /// Address to listen on; 0.0.0.0 opens the server to the network
-    #[arg(long, value_name = "ADDRESS", env = "HALYARD_HOST", default_value = "127.0.0.1")]
-    host: String,
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "PORT", env = "HALYARD_PORT", default_value_t = 8000)]
-    port: u16,
     /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards
     /// every route but /health, /ping and the files of the page. A command line is visible to every user of the machine
     /// until the server has taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to no
@@ -95,27 +85,9 @@ struct HttpArgs {
         value_delimiter = ','
     )]
     api_keys: Vec<String>,
-    /// Name of the model for clients; may be repeated, the first one is used in answers
-    #[arg(
-        long = "served-model-name",
-        value_name = "NAME",
-        env = "HALYARD_SERVED_MODEL_NAME",
-        value_delimiter = ','
-    )]
-    served_model_names: Vec<String>,
-    /// Largest body of a request
-    #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_BODY_BYTES", default_value = "16MiB",
-        value_parser = parse_bytes)]
-    max_body_bytes: u64,
-    /// Most prompts of one completion request
-    #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_PROMPTS", default_value_t = Limits::default().prompts)]
-    max_prompts: usize,
     /// Seconds for running requests to finish after a signal; then they are aborted
     #[arg(long, value_name = "SECONDS", env = "HALYARD_SHUTDOWN_TIMEOUT", default_value_t = 30)]
     shutdown_timeout: u32,
-    /// Write prompts into the log
-    #[arg(long, env = "HALYARD_LOG_PROMPTS", default_value_t = false)]
-    log_prompts: bool,
     /// Serve no page at /ui
     #[arg(long, env = "HALYARD_NO_UI", default_value_t = false)]
     no_ui: bool,
@@ -128,9 +100,13 @@ struct HttpArgs {
 /// [`ServerError`].
 pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), ServerError> {
     let start = Instant::now();
-    logging::start(&args.log.log_level, args.log.log_format)?;
+    logging::start(&args.served.log.log_level, args.served.log.log_format)?;
+    if let Some(path) = &args.file.config {
+        tracing::info!(path = %path.display(), "options read from a file");
+    }
     let keys = args.access.keys(&args.http.api_keys)?;
     let token = args
+        .served
         .engine
         .model
         .overrides
@@ -152,64 +128,68 @@ pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), S
     for (name, why) in accepted {
         tracing::debug!("{name}: {why}");
     }
-    args.parsers.check()?;
-    let passed = service_manager::passed_socket()?;
-    let chosen = args.engine.choose_device()?;
-    let io = args.io.start(chosen.catalog())?;
-    let logits = args.logits.load(chosen.catalog())?;
-    let resolvers = args.lora.load(chosen.catalog())?;
-    let hooks = RequestHooks { io, logits, resolvers };
+    args.served.parsers.check()?;
+    let passed = service_manager::passed_sockets()?;
+    let tls = args.tls.tls()?;
+    let chosen = args.served.engine.choose_device()?;
+    let hooks = args.served.load_hooks(&chosen)?;
     let runtime = super::runtime()?;
-    let result = runtime.block_on(serve_model(args, chosen, hooks, (keys, passed), start));
+    let result = runtime.block_on(serve_model(args, chosen, hooks, Given { keys, passed, tls }, start));
     // After a signal while loading, the loading thread must not hold the process.
     runtime.shutdown_background();
     result
 }
 
-/// Hooks of requests, loaded before the model is.
-struct RequestHooks {
-    io: IoProcessors,
-    logits: LoadedProcessors,
-    resolvers: LoadedResolvers,
+/// What was read before the model is.
+struct Given {
+    keys: KeySources,
+    passed: Vec<Passed>,
+    tls: Option<Arc<Tls>>,
 }
 
 async fn serve_model(
     args: ServeArgs,
     chosen: ChosenDevice,
     hooks: RequestHooks,
-    (keys, passed): (KeySources, Option<std::net::TcpListener>),
+    Given { keys, passed, tls }: Given,
     start: Instant,
 ) -> Result<(), ServerError> {
     let hangup = hangup_signal().map_err(ServerError::io("installing signal handlers"))?;
     let mut stop = Box::pin(stop_signal().map_err(ServerError::io("installing signal handlers"))?);
-    let socket = match passed {
-        Some(listener) => BoundSocket::passed(listener)?,
-        None => BoundSocket::bind(&args.http.host, args.http.port)?,
-    };
-    service_manager::loading(args.engine.model.model.as_deref().unwrap_or("the demo model"));
+    let sockets = args.listen.bind(passed)?;
+    let is_local = sockets.iter().all(BoundSocket::is_local);
+    service_manager::loading(args.served.engine.model.model.as_deref().unwrap_or("the demo model"));
     // A signal while the model is fetched or loaded ends the process at once: no request runs yet.
     let prepared = tokio::select! {
-        prepared = prepare(&args, chosen, hooks, (&keys, socket.is_loopback())) => prepared?,
+        prepared = args.prepare(chosen, hooks, (&keys, is_local, tls.clone())) => prepared?,
         () = &mut stop => return Ok(()),
     };
-    let listener = socket.listen()?;
-    let address = listener
-        .local_addr()
-        .map_err(ServerError::io("asking for the address"))?;
-    let has_keys = !prepared.state.api_keys.is_empty();
-    prepared.announce(&reachable(address), has_keys, args.log.log_format, start.elapsed());
-    service_manager::ready(&reachable(address));
+    let listeners = sockets.into_iter().map(BoundSocket::listen);
+    let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;
+    let places = listeners.iter().map(Listener::place).collect::<Result<Vec<Place>, _>>();
+    let places = places.map_err(ServerError::io("asking for the address"))?;
+    let urls: Vec<String> = places.iter().map(|place| reachable(place, tls.is_some())).collect();
+    prepared.announce(&urls, args.served.log.log_format, start.elapsed());
+    service_manager::ready(&urls.join(" and "));
     let stop = async move {
         stop.await;
         service_manager::stopping();
     };
-    tokio::spawn(reload_at_hangup(hangup, keys, prepared.state.api_keys.clone()));
+    tokio::spawn(reload_at_hangup(
+        hangup,
+        keys,
+        prepared.state.api_keys.clone(),
+        tls.clone(),
+    ));
+    if let Some(tls) = tls.filter(|_| args.tls.refreshes()) {
+        tokio::spawn(refresh_certificates(tls));
+    }
     let times = DrainTimes {
         delay: args.connections.drain_delay(),
         drain: Duration::from_secs(u64::from(args.http.shutdown_timeout)),
     };
     let hooks = prepared.state.hooks.clone();
-    serve(listener, prepared.state, stop, times).await;
+    serve(listeners, prepared.state, stop, times).await;
     // The engine has ended: sinks get its last records.
     let ended = tokio::task::spawn_blocking(move || hooks.shutdown()).await;
     if let Err(error) = ended {
@@ -219,167 +199,49 @@ async fn serve_model(
 }
 
 /// The address for a client on this machine: 0.0.0.0 and :: become loopback.
-fn reachable(address: std::net::SocketAddr) -> String {
+fn reachable(place: &Place, is_tls: bool) -> String {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+    let address = match place {
+        Place::Tcp(address) => address,
+        Place::Unix(path) => return format!("unix:{}", path.display()),
+    };
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    format!("http://{}", SocketAddr::new(ip, address.port()))
+    let scheme = if is_tls { "https" } else { "http" };
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
-/// The served model, and the facts for the banner.
-struct Prepared {
-    state: Arc<AppState>,
-    platform: String,
-    is_demo: bool,
-    has_template: bool,
-}
-
-async fn prepare(
-    args: &ServeArgs,
-    chosen: ChosenDevice,
-    RequestHooks { io, logits, resolvers }: RequestHooks,
-    (keys, is_loopback): (&KeySources, bool),
-) -> Result<Prepared, ServerError> {
-    let model = args.engine.resolve_model().await?;
-    let model_names = args.http.model_names(&model);
-    let ui = (!args.http.no_ui).then(|| Ui::new(chosen.devices(), chosen.rejected().to_vec()));
-    let own = ui.as_ref().map(sink);
-    let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?, own)?);
-    let (engine_args, task_model, task_hooks) = (args.engine.clone(), model.clone(), hooks.clone());
-    let served_name = model_names[0].clone();
-    let platform = format!("{}: {}", chosen.platform, chosen.device_name);
-    let loading =
-        tokio::task::spawn_blocking(move || engine_args.start(&chosen, &task_model, &task_hooks, &served_name));
-    let engine = loading
-        .await
-        .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
-    let has_template = engine.chat_template().is_some();
-    let hosts = args.access.hosts(&args.http.host, is_loopback);
-    let transport = Transport::new(args.connections.limits()?, hosts, args.access.cors()?);
-    let http = &args.http;
-    let body_bytes = usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX);
-    let mut state = AppState {
-        text_work: TextWork::new(body_bytes, Arc::clone(&transport.body_memory)),
-        model_root: model.path.display().to_string(),
-        model_names,
-        created: unix_seconds(),
-        api_keys: ApiKeys::new(&keys.read()?),
-        transport: Arc::new(transport),
-        limits: Limits {
-            body_bytes,
-            prompts: http.max_prompts,
-            samples: Limits::default().samples.max(http.max_prompts),
-            ..Limits::default()
-        },
-        serving: ServingDefaults {
-            exclude_tools_when_tool_choice_none: args.parsers.excludes_tools(),
-            ..args.serving.defaults()
-        },
-        responses: args.responses.store(),
-        parsers: args
-            .parsers
-            .parsers(&engine)?
-            .binding_reasoning(args.engine.structured.binds_reasoning()),
-        hooks,
-        priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
-        log_prompts: http.log_prompts,
-        in_flight: AtomicU64::new(0),
-        io,
-        logits: LogitsProcessors::default(),
-        lora: LoraState::default(),
-        ui,
-        engine,
-    };
-    if let Some(adapter) = state
-        .engine
-        .adapters()
-        .iter()
-        .find(|a| state.model_names.contains(&a.name))
-    {
-        return Err(ServerError::Option {
-            option: "--lora-modules",
-            message: format!("`{}` is a name of the base model; choose another", adapter.name),
-        });
-    }
-    state.logits = args.logits.start(logits, &state.engine)?;
-    let resolvers = start_resolvers(resolvers, &state.model_names[0])?;
-    state.lora = LoraState::new(args.lora.allows_updates(), resolvers);
-    if args.lora.allows_updates() && state.api_keys.is_empty() {
-        tracing::warn!(
-            "--allow-runtime-lora-updating without --api-key: everyone who reaches this server can load adapters"
-        );
-    }
-    let state = Arc::new(state);
-    Ok(Prepared {
-        state,
-        platform,
-        is_demo: model.is_demo,
-        has_template,
-    })
-}
-
-impl HttpArgs {
-    /// Names of the model for clients, at least one.
-    fn model_names(&self, model: &ResolvedModel) -> Vec<String> {
-        let names = self.served_model_names.iter().map(|name| name.trim().to_owned());
-        let mut model_names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
-        if model_names.is_empty() {
-            model_names.push(model.name.clone());
-        }
-        model_names
-    }
-}
-
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Statistics")]
-struct StatsArgs {
-    /// Bounds of histograms at /metrics by family, as JSON: {"request_latency": [0.1, 0.5, 1.0]}. Families:
-    /// request_latency, time_to_first_token, inter_token_latency, iteration_tokens, request_params_n,
-    /// request_num_preemptions, request_tokens
-    #[arg(long, value_name = "JSON", env = "HALYARD_CUSTOM_HISTOGRAM_BUCKETS")]
-    custom_histogram_buckets: Option<String>,
-    /// No line about throughput and cache in the log every ten seconds
-    #[arg(long, env = "HALYARD_DISABLE_LOG_STATS", default_value_t = false)]
-    disable_log_stats: bool,
-}
-
-impl StatsArgs {
-    /// The stat loggers that a server runs unless they are named and configured otherwise.
-    fn always(&self) -> Result<Vec<ChosenSink>, ServerError> {
-        let buckets: Option<serde_json::Value> = self
-            .custom_histogram_buckets
-            .as_deref()
-            .map(serde_json::from_str)
-            .transpose()
-            .map_err(|error| ServerError::Option {
-                option: "--custom-histogram-buckets",
-                message: format!(
-                    "it is not JSON: {error}; write an object of lists, such as {{\"request_latency\": [0.1, 1.0]}}"
-                ),
-            })?;
-        let config = buckets.map_or_else(
-            || "{}".to_owned(),
-            |buckets| serde_json::json!({"custom_histogram_buckets": buckets}).to_string(),
-        );
-        let sink = |name: &str, config: String| ChosenSink {
-            name: name.to_owned(),
-            config,
-            isolation: IsolationMode::None,
+impl ServeArgs {
+    async fn prepare(
+        &self,
+        chosen: ChosenDevice,
+        hooks: RequestHooks,
+        (keys, is_local, tls): (&KeySources, bool, Option<Arc<Tls>>),
+    ) -> Result<Prepared, ServerError> {
+        let hosts = self.listen.host_rules(is_local, &self.access.allowed_hosts());
+        let mut transport = Transport::new(self.connections.limits()?, hosts, self.access.cors()?);
+        transport.root_path = self.listen.root_path();
+        transport.tls = tls;
+        let door = Door {
+            api_keys: ApiKeys::new(&keys.read()?),
+            transport,
+            responses: self.responses.store(),
+            has_ui: !self.http.no_ui,
         };
-        let mut always = vec![sink("prometheus", config)];
-        if !self.disable_log_stats {
-            always.push(sink("log-line", "{}".to_owned()));
-        }
-        Ok(always)
+        self.served.prepare(chosen, hooks, door).await
     }
 }
 
 impl Prepared {
     /// Says what is served and where: a banner in a text log, one event in a JSON log.
-    fn announce(&self, url: &str, has_keys: bool, format: LogFormat, elapsed: Duration) {
+    fn announce(&self, urls: &[String], format: LogFormat, elapsed: Duration) {
+        let has_keys = !self.state.api_keys.is_empty();
+        // An address, if there is one: pages and clients want it.
+        let first = urls.iter().find(|url| url.starts_with("http")).or(urls.first());
+        let url = first.map_or("", String::as_str);
         let info = self.state.engine.info();
         let name = &self.state.model_names[0];
         let seconds = elapsed.as_secs_f64();
@@ -411,25 +273,34 @@ impl Prepared {
             info.kv_cache_dtype
         );
         say!("  ready     {url} after {seconds:.2} s");
-        if self.state.ui.is_some() {
+        for other in urls.iter().filter(|other| *other != url) {
+            say!("            {other}");
+        }
+        if self.state.ui.is_some() && url.starts_with("http") {
             say!("  page      {url}/ui/");
         }
         say!("\nTry{}:", if has_keys { ", with one of the keys in KEY" } else { "" });
+        let unix = url
+            .strip_prefix("unix:")
+            .map(|path| format!("--unix-socket {path} http://localhost"));
+        let curl = unix.as_deref().unwrap_or(url);
         let key = if has_keys {
             r#" -H "Authorization: Bearer $KEY""#
         } else {
             ""
         };
         if self.has_template {
-            say!("  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\");
+            say!("  curl -N {curl}/v1/chat/completions -H 'Content-Type: application/json'{key} \\");
             say!(
                 "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France? Answer \
                  in one sentence.\"}}], \"temperature\": 0, \"max_tokens\": 64, \"stream\": true}}'"
             );
             let key = if has_keys { r#" --api-key "$KEY""# } else { "" };
-            say!("or: halyard chat --url {url}{key}");
+            if unix.is_none() {
+                say!("or: halyard chat --url {url}{key}");
+            }
         } else {
-            say!("  curl -N {url}/v1/completions -H 'Content-Type: application/json'{key} \\");
+            say!("  curl -N {curl}/v1/completions -H 'Content-Type: application/json'{key} \\");
             say!("    -d '{{\"prompt\": \"The capital of France is\", \"max_tokens\": 32, \"stream\": true}}'");
         }
     }
@@ -446,7 +317,9 @@ mod tests {
             ("[::]:80", "http://[::1]:80"),
             ("10.1.2.3:80", "http://10.1.2.3:80"),
         ] {
-            assert_eq!(reachable(bound.parse().expect("an address")), printed);
+            let place = Place::Tcp(bound.parse().expect("an address"));
+            assert_eq!(reachable(&place, false), printed);
+            assert_eq!(reachable(&place, true), printed.replace("http:", "https:"));
         }
     }
 }

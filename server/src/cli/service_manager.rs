@@ -1,7 +1,8 @@
-//! The service manager that started this server, where one did: the listening socket that it passes (`LISTEN_FDS`) and
+//! The service manager that started this server, where one did: the listening sockets that it passes (`LISTEN_FDS`) and
 //! what it is told (`NOTIFY_SOCKET`), by systemd's protocols. Without one nothing here does anything.
 
 use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 
 use listenfd::ListenFd;
 use sd_notify::NotifyState;
@@ -9,29 +10,36 @@ use sd_notify::NotifyState;
 use crate::error::ServerError;
 use crate::option_error::OptionError;
 
-/// The socket that was passed. Takes it off the environment, so call it once, before threads start.
+/// A listening socket that was passed.
+pub enum Passed {
+    /// `ListenStream=127.0.0.1:8000`
+    Tcp(TcpListener),
+    /// `ListenStream=/run/halyard/socket`
+    Unix(UnixListener),
+}
+
+/// The sockets that were passed. Takes them off the environment, so call it once, before threads start.
 ///
 /// # Errors
-/// Several sockets, or one that is no listening TCP socket.
-pub fn passed_socket() -> Result<Option<TcpListener>, ServerError> {
+/// One that is neither a listening TCP socket nor a listening Unix socket.
+pub fn passed_sockets() -> Result<Vec<Passed>, ServerError> {
     let mut passed = ListenFd::from_env();
-    let refuse = |message: String| {
-        ServerError::from(OptionError {
+    let mut sockets = Vec::new();
+    for index in 0..passed.len() {
+        let refuse = |error: std::io::Error| OptionError {
             option: "LISTEN_FDS",
-            message,
-        })
-    };
-    match passed.len() {
-        0 => Ok(None),
-        1 => passed.take_tcp_listener(0).map_err(|error| {
-            refuse(format!(
-                "{error}; a server takes a TCP socket, as ListenStream=127.0.0.1:8000 makes one"
-            ))
-        }),
-        count => Err(refuse(format!(
-            "{count} sockets were passed; a server takes one: leave one ListenStream= in the socket unit"
-        ))),
+            message: format!(
+                "socket {index}: {error}; a server takes TCP and Unix sockets, as ListenStream=127.0.0.1:8000 and \
+                 ListenStream=/run/halyard/socket make them"
+            ),
+        };
+        if let Ok(unix) = passed.take_unix_listener(index) {
+            sockets.extend(unix.map(Passed::Unix));
+        } else {
+            sockets.extend(passed.take_tcp_listener(index).map_err(refuse)?.map(Passed::Tcp));
+        }
     }
+    Ok(sockets)
 }
 
 /// Requests are served now.

@@ -1,20 +1,21 @@
-//! The accept loop: takes connections off the listener, sets their options, finds each a place, and survives running
+//! The accept loop: takes connections off the listeners, sets their options, finds each a place, and survives running
 //! out of descriptors. Serves nothing itself.
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_util::either::Either;
 
-use super::connection::serve_connection;
 use super::connections::{Admission, Connections};
+use super::handshake::serve_accepted;
+use super::listeners::{Listener, Listeners, Stream};
+use super::peer::Peer;
 use super::transport::{LogGate, Transport};
 
 /// After an error that only time or an ended connection can heal.
@@ -22,10 +23,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Between two log lines about the same trouble.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Accepts until `stop` resolves, then closes the listener. The connections go on in the set; it aborts them when
+/// Accepts until `stop` resolves, then closes the listeners. The connections go on in the set; it aborts them when
 /// dropped.
 pub(super) async fn accept_until(
-    listener: TcpListener,
+    listeners: Vec<Listener>,
     router: Router,
     transport: Arc<Transport>,
     stopping: watch::Receiver<bool>,
@@ -33,6 +34,7 @@ pub(super) async fn accept_until(
 ) -> JoinSet<()> {
     let mut stop = pin!(stop);
     let mut tasks = JoinSet::new();
+    let mut listeners = Listeners::new(listeners);
     let full = LogGate::new(LOG_EVERY);
     let failing = LogGate::new(LOG_EVERY);
     loop {
@@ -41,7 +43,7 @@ pub(super) async fn accept_until(
         let accepted = tokio::select! {
             biased;
             () = &mut stop => return tasks,
-            accepted = accept_one(&listener, &transport) => accepted,
+            accepted = accept_one(&mut listeners, &transport) => accepted,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -74,7 +76,7 @@ pub(super) async fn accept_until(
                 let stopping = stopping.clone();
                 tasks.spawn(async move {
                     let connection = Arc::clone(&slot.connection);
-                    let reason = serve_connection(stream, router, Arc::clone(&transport), connection, stopping).await;
+                    let reason = serve_accepted(stream, router, Arc::clone(&transport), connection, stopping).await;
                     if let Some(reason) = reason {
                         transport.count_ended(reason);
                         tracing::debug!(%peer, reason = reason.label(), "connection closed");
@@ -92,10 +94,10 @@ pub(super) async fn accept_until(
 }
 
 /// The next connection with its options set, once there are descriptors for it.
-async fn accept_one(listener: &TcpListener, transport: &Transport) -> io::Result<(TcpStream, SocketAddr)> {
+async fn accept_one(listeners: &mut Listeners, transport: &Transport) -> io::Result<(Stream, Peer)> {
     loop {
         transport.connections.descriptors_free(&transport.limits).await;
-        match listener.accept().await {
+        match listeners.accept().await {
             // The client left before it was accepted.
             Err(error) if is_the_clients(&error) => {}
             accepted => return accepted.inspect(|(stream, _)| prepare(stream)),
@@ -117,8 +119,10 @@ async fn pause(connections: &Connections) {
 
 /// Options of an accepted socket. Each step's tokens leave at once: Nagle's algorithm would hold a frame back until the
 /// client has acknowledged the one before, 40 ms later.
-fn prepare(stream: &TcpStream) {
-    if let Err(error) = stream.set_nodelay(true) {
+fn prepare(stream: &Stream) {
+    if let Either::Left(stream) = stream
+        && let Err(error) = stream.set_nodelay(true)
+    {
         tracing::debug!(%error, "TCP_NODELAY is not set");
     }
 }
@@ -127,14 +131,22 @@ fn prepare(stream: &TcpStream) {
 mod tests {
     use super::*;
 
+    use crate::http::listeners::{BoundSocket, Place};
+
     #[tokio::test]
     async fn nagle_is_off_on_accepted_sockets() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("bound");
-        let client = TcpStream::connect(address);
+        let listener = BoundSocket::bind("127.0.0.1", 0).expect("a free port").listen();
+        let listener = listener.expect("listens");
+        let Place::Tcp(address) = listener.place().expect("bound") else {
+            panic!("TCP");
+        };
+        let client = tokio::net::TcpStream::connect(address);
         let transport = Transport::default();
-        let (accepted, _client) = tokio::join!(accept_one(&listener, &transport), client);
-        let (stream, _) = accepted.expect("accepts");
+        let mut listeners = Listeners::new(vec![listener]);
+        let (accepted, _client) = tokio::join!(accept_one(&mut listeners, &transport), client);
+        let (Either::Left(stream), _) = accepted.expect("accepts") else {
+            panic!("TCP");
+        };
         assert!(stream.nodelay().expect("getsockopt"));
     }
 }

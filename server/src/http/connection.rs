@@ -68,16 +68,28 @@ pub(super) async fn serve_connection<I>(
     router: Router,
     transport: Arc<Transport>,
     connection: Arc<Connection>,
+    stopping: watch::Receiver<bool>,
+) -> Option<EndReason>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let io = Watched::new(io, &connection);
+    serve_watched(io, router, transport, connection, stopping).await
+}
+
+/// As [`serve_connection`], of a socket that is watched already, perhaps below TLS.
+pub(super) async fn serve_watched<I>(
+    io: I,
+    router: Router,
+    transport: Arc<Transport>,
+    connection: Arc<Connection>,
     mut stopping: watch::Receiver<bool>,
 ) -> Option<EndReason>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let builder = http_builder(&transport.limits);
-    let io = TokioIo::new(Watched {
-        inner: io,
-        connection: Arc::clone(&connection),
-    });
+    let io = TokioIo::new(io);
     let service = {
         let (connection, transport) = (Arc::clone(&connection), Arc::clone(&transport));
         hyper::service::service_fn(move |request| answer(request, &router, &transport, &connection))
@@ -130,6 +142,7 @@ fn answer(
     let is_http2 = request.version() == Version::HTTP_2;
     let active = ActiveRequest::start(connection, is_http2);
     let mut request = request.map(|body| Body::new(TimedBody::new(body, transport, connection)));
+    transport.root_path.take_off(&mut request);
     request.extensions_mut().insert(ConnectInfo(connection.peer));
     request.extensions_mut().insert(Arc::clone(connection));
     let is_probe = connection.is_probe;
@@ -179,9 +192,18 @@ impl Wrapper for ActiveRequest {
 }
 
 /// A socket whose progress is recorded.
-struct Watched<I> {
+pub(super) struct Watched<I> {
     inner: I,
     connection: Arc<Connection>,
+}
+
+impl<I> Watched<I> {
+    pub(super) fn new(inner: I, connection: &Arc<Connection>) -> Watched<I> {
+        Watched {
+            inner,
+            connection: Arc::clone(connection),
+        }
+    }
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {

@@ -2,7 +2,6 @@
 //! when there are too many. Reads no bytes and closes no socket itself.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::limits::{CLOSING_CONNECTIONS, ConnectionLimits, PROBE_CONNECTIONS};
+use super::peer::Peer;
 
 /// The value of a time that is not set.
 const NEVER: u64 = u64::MAX;
@@ -54,7 +54,7 @@ impl EndReason {
 pub struct Connection {
     epoch: Instant,
     /// The client.
-    pub peer: SocketAddr,
+    pub peer: Peer,
     /// Served beyond the bound: one request, of a probe.
     pub is_probe: bool,
     accepted: u64,
@@ -78,7 +78,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    fn new(epoch: Instant, peer: SocketAddr, is_probe: bool) -> Connection {
+    fn new(epoch: Instant, peer: Peer, is_probe: bool) -> Connection {
         let now = millis_since(epoch);
         Connection {
             epoch,
@@ -125,6 +125,11 @@ impl Connection {
     /// A request of this connection had an accepted key.
     pub fn trust(&self) {
         self.is_trusted.store(true, Ordering::Relaxed);
+    }
+
+    /// What came so far was no request's: a handshake.
+    pub(super) fn forget_head(&self) {
+        self.head_since.store(NEVER, Ordering::Relaxed);
     }
 
     /// Whether nothing of a request has come since the last answer, or ever.
@@ -285,7 +290,7 @@ impl Default for Connections {
 #[derive(Debug)]
 pub(super) enum Admission {
     /// It is served, perhaps in the place of another.
-    Open(Slot, Option<SocketAddr>),
+    Open(Slot, Option<Peer>),
     /// There is no place, and no connection that may be closed for it.
     Refused,
 }
@@ -302,7 +307,8 @@ impl Connections {
     /// Spared first are connections that wait for a request (silent, half a head, or idle between two), the longest
     /// quiet first and those that never showed an accepted key before the others; then those whose body is still
     /// arriving. A request that is being answered is never cut.
-    pub(super) fn admit(self: &Arc<Self>, peer: SocketAddr, limits: &ConnectionLimits) -> Admission {
+    pub(super) fn admit(self: &Arc<Self>, peer: impl Into<Peer>, limits: &ConnectionLimits) -> Admission {
+        let peer = peer.into();
         let mut open = locked(&self.open);
         let staying = |probe: bool| move |c: &&Arc<Connection>| c.is_probe == probe && !c.is_given_up();
         let mut evicted = None;
@@ -396,6 +402,7 @@ fn millis_since(epoch: Instant) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::SocketAddr;
 
     fn limits(connections: usize) -> ConnectionLimits {
         ConnectionLimits {
@@ -408,9 +415,16 @@ mod tests {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
+    fn port_of(peer: Peer) -> u16 {
+        match peer {
+            Peer::Tcp(address) => address.port(),
+            Peer::Unix => 0,
+        }
+    }
+
     fn admit(all: &Arc<Connections>, limits: &ConnectionLimits, port: u16) -> (Slot, Option<u16>) {
         match all.admit(peer(port), limits) {
-            Admission::Open(slot, evicted) => (slot, evicted.map(|peer| peer.port())),
+            Admission::Open(slot, evicted) => (slot, evicted.map(port_of)),
             Admission::Refused => panic!("no place for {port}"),
         }
     }

@@ -1,7 +1,6 @@
 //! One generation request of any API: reads and submits it, and has its answer sent whole, as a stream, or from the
 //! background (`exchange.rs`, `background.rs`).
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Request as HttpRequest};
@@ -17,6 +16,7 @@ use super::exchange::{Exchange, merge, stream_answer, whole_answer};
 use super::guides;
 use super::info::fingerprint;
 use super::logits;
+use super::peer::Peer;
 use super::request_id::TokenCount;
 use super::response_store::Keeper;
 use super::state::{AppState, InFlight};
@@ -60,8 +60,8 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
     let ticket = state.ui.as_ref().map(|ui| {
         let client = http
             .extensions()
-            .get::<ConnectInfo<SocketAddr>>()
-            .map(|info| info.0.ip());
+            .get::<ConnectInfo<Peer>>()
+            .and_then(|info| info.0.ip());
         Arc::new(ui.requests.arrive(api.path, client))
     });
     let answered = read_and_answer(state, http, api, ticket.clone()).await;

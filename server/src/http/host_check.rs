@@ -14,15 +14,15 @@ pub struct HostRules {
 }
 
 impl HostRules {
-    /// The rules of a server on `host`. Addresses and `localhost` always pass, and the names of `allowed`, where `*` is
-    /// every name. Without `allowed` a server that listens on loopback answers to `host` only, and one that is open to
-    /// the network to every name: its names are given by others, and a page that can reach it gains nothing by
+    /// The rules of a server on `hosts`. Addresses and `localhost` always pass, and the names of `allowed`, where `*`
+    /// is every name. Without `allowed` a server that listens on loopback answers to `hosts` only, and one that is open
+    /// to the network to every name: its names are given by others, and a page that can reach it gains nothing by
     /// rebinding.
-    pub fn new(host: &str, is_loopback: bool, allowed: &[String]) -> Self {
+    pub fn new(hosts: &[&str], is_loopback: bool, allowed: &[String]) -> Self {
         if allowed.iter().any(|name| name == "*") || (allowed.is_empty() && !is_loopback) {
             return HostRules::default();
         }
-        let names = allowed.iter().map(String::as_str).chain([host]);
+        let names = allowed.iter().map(String::as_str).chain(hosts.iter().copied());
         HostRules {
             names: Some(names.map(plain).collect()),
         }
@@ -59,7 +59,7 @@ mod tests {
 
     fn rules(host: &str, is_loopback: bool, allowed: &[&str]) -> HostRules {
         let allowed: Vec<String> = allowed.iter().map(|name| (*name).to_owned()).collect();
-        HostRules::new(host, is_loopback, &allowed)
+        HostRules::new(&[host], is_loopback, &allowed)
     }
 
     #[test]

@@ -14,6 +14,7 @@ use axum::{Router, middleware};
 use super::auth::OPEN_ROUTES;
 use super::connections::Connection;
 use super::panics::{catch_body_panics, catch_panics};
+use super::peer::Peer;
 use super::request_id::with_request_id;
 use super::state::AppState;
 use crate::api_error::{ApiError, clip};
@@ -80,6 +81,11 @@ async fn require_key(State(state): State<Arc<AppState>>, mut request: Request, n
 
 /// Refuses requests for a host that is not this server's. One without a host is no browser's and passes.
 async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    // The check is against web pages, and no browser reaches a Unix socket.
+    let connection = request.extensions().get::<Arc<Connection>>();
+    if connection.is_some_and(|connection| connection.peer == Peer::Unix) {
+        return next.run(request).await;
+    }
     let rules = &state.transport.hosts;
     let target = request.uri().authority().map(Authority::as_str);
     let sent = request.headers().get_all(header::HOST).iter();

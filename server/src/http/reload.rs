@@ -1,8 +1,9 @@
-//! Settings that a running server can change: its keys (SIGHUP reads `--api-key-file` again) and its log level
-//! (`/admin/log-level`). There are no certificates yet.
+//! Settings that a running server can change: its keys and certificates (SIGHUP reads their files again, and
+//! `--enable-ssl-refresh` those of certificates when they change) and its log level (`/admin/log-level`).
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -13,6 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::auth::{ApiKeys, KeySources};
 use super::body::{SHORT_BYTES, read_object};
 use super::state::AppState;
+use super::tls::Tls;
 use crate::api_error::ApiError;
 use crate::logging;
 
@@ -24,22 +26,68 @@ pub fn hangup_signal() -> io::Result<Signal> {
     signal(SignalKind::hangup())
 }
 
-/// Reads the keys again at each SIGHUP. What cannot be read changes nothing: the server goes on with the keys it has.
-pub async fn reload_at_hangup(mut hangup: Signal, sources: KeySources, keys: ApiKeys) {
+/// Between two looks at the files of certificates.
+const REFRESH_EVERY: Duration = Duration::from_secs(2);
+
+/// Reads keys and certificates again at each SIGHUP. What cannot be read changes nothing: the server goes on with what
+/// it has.
+pub async fn reload_at_hangup(mut hangup: Signal, sources: KeySources, keys: ApiKeys, tls: Option<Arc<Tls>>) {
     while hangup.recv().await.is_some() {
-        let Some(path) = &sources.file else {
-            tracing::info!("SIGHUP: nothing to reload (keys are read again from --api-key-file, and none was given)");
-            continue;
-        };
-        let reading = sources.clone();
-        // A file system may hang.
-        match tokio::task::spawn_blocking(move || reading.read()).await {
-            Ok(Ok(read)) => {
-                keys.replace(&read);
-                tracing::info!(path = %path.display(), keys = read.len(), "SIGHUP: keys reloaded");
+        if sources.file.is_none() && tls.is_none() {
+            tracing::info!(
+                "SIGHUP: nothing to reload (keys are read again from --api-key-file and certificates from \
+                 --ssl-certfile, and none was given)"
+            );
+        }
+        if let Some(path) = &sources.file {
+            let reading = sources.clone();
+            // A file system may hang.
+            match tokio::task::spawn_blocking(move || reading.read()).await {
+                Ok(Ok(read)) => {
+                    keys.replace(&read);
+                    tracing::info!(path = %path.display(), keys = read.len(), "SIGHUP: keys reloaded");
+                }
+                Ok(Err(error)) => tracing::error!("SIGHUP: the keys stay as they were: {error}"),
+                Err(error) => tracing::error!("SIGHUP: the keys stay as they were: {error}"),
             }
-            Ok(Err(error)) => tracing::error!("SIGHUP: the keys stay as they were: {error}"),
-            Err(error) => tracing::error!("SIGHUP: the keys stay as they were: {error}"),
+        }
+        if let Some(tls) = &tls {
+            match reload_certificates(tls).await {
+                Ok(true) => tracing::info!("SIGHUP: certificates reloaded"),
+                Ok(false) => tracing::info!("SIGHUP: the files of certificates are as they were"),
+                Err(error) => tracing::error!("SIGHUP: the certificates stay as they were: {error}"),
+            }
+        }
+    }
+}
+
+async fn reload_certificates(tls: &Arc<Tls>) -> Result<bool, String> {
+    let tls = Arc::clone(tls);
+    let reading = tokio::task::spawn_blocking(move || tls.reload()).await;
+    reading
+        .map_err(|error| error.to_string())?
+        .map_err(|error| error.to_string())
+}
+
+/// Looks at the files of certificates again and again. A certificate and its key change one after the other: what does
+/// not fit yet is looked at again, and told once.
+pub async fn refresh_certificates(tls: Arc<Tls>) {
+    let mut told = None;
+    loop {
+        tokio::time::sleep(REFRESH_EVERY).await;
+        match reload_certificates(&tls).await {
+            Ok(changed) => {
+                if changed {
+                    tracing::info!("certificates reloaded: their files changed");
+                }
+                told = None;
+            }
+            Err(error) => {
+                if told.as_ref() != Some(&error) {
+                    tracing::error!("the certificates stay as they were: {error}");
+                    told = Some(error);
+                }
+            }
         }
     }
 }

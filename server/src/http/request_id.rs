@@ -2,7 +2,6 @@
 //! line when its answer was sent. The line never holds the request's text.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +16,7 @@ use axum::response::Response;
 use http_body::Body as HttpBody;
 use serde_json::Value;
 
+use super::peer::Peer;
 use super::wrapped_body::{PolledFrame, WrappedBody, Wrapper};
 use crate::api_error::ApiError;
 use crate::openai::prompt::Prompt;
@@ -112,7 +112,7 @@ impl TokenCount {
 /// Gives every request an id, every answer the same one, and logs how it went.
 pub async fn with_request_id(mut request: Request, next: Next) -> Response {
     let id = RequestId::from_headers(request.headers());
-    let client = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+    let client = request.extensions().get::<ConnectInfo<Peer>>().map(|info| info.0);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(id.clone());
     let start = Instant::now();
@@ -150,7 +150,7 @@ struct LogLine {
     id: RequestId,
     method: Method,
     path: String,
-    client: Option<SocketAddr>,
+    client: Option<Peer>,
     /// 0: there was no answer.
     status: u16,
     start: Instant,

@@ -18,6 +18,8 @@ use super::body_memory::BodyMemory;
 use super::connections::{Connections, EndReason};
 use super::host_check::HostRules;
 use super::limits::ConnectionLimits;
+use super::root_path::RootPath;
+use super::tls::Tls;
 
 /// The transport of one server.
 #[derive(Debug)]
@@ -32,12 +34,17 @@ pub struct Transport {
     pub hosts: HostRules,
     /// Pages of other origins that may ask; without it none.
     pub cors: Option<CorsLayer>,
+    /// The path of a proxy before the routes.
+    pub root_path: RootPath,
+    /// TLS, where connections are encrypted.
+    pub tls: Option<Arc<Tls>>,
     draining: AtomicBool,
     /// Bodies that came too slowly.
     pub(super) late_bodies: AtomicU64,
     handler_panics: AtomicU64,
     refused_by_limit: AtomicU64,
     accept_errors: AtomicU64,
+    failed_handshakes: AtomicU64,
     ended: [AtomicU64; EndReason::ALL.len()],
 }
 
@@ -50,11 +57,14 @@ impl Transport {
             limits: Arc::new(limits),
             hosts,
             cors,
+            root_path: RootPath::default(),
+            tls: None,
             draining: AtomicBool::default(),
             late_bodies: AtomicU64::default(),
             handler_panics: AtomicU64::default(),
             refused_by_limit: AtomicU64::default(),
             accept_errors: AtomicU64::default(),
+            failed_handshakes: AtomicU64::default(),
             ended: Default::default(),
         }
     }
@@ -82,6 +92,17 @@ impl Transport {
     /// The system refused to hand over a connection.
     pub(super) fn count_accept_error(&self) {
         self.accept_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A client and this server did not come to terms over TLS.
+    pub(super) fn count_failed_handshake(&self) {
+        self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many did not.
+    #[cfg(test)]
+    pub(super) fn failed_handshakes(&self) -> u64 {
+        self.failed_handshakes.load(Ordering::Relaxed)
     }
 
     /// A connection was ended by the server.
@@ -154,6 +175,13 @@ impl Collector for Counted {
                 ("no_room", transport.body_memory.refused()),
             ],
         )?;
+        let handshakes = encoder.encode_descriptor(
+            "halyard:http_tls_handshakes_failed",
+            "Connections that ended in their TLS handshake: other protocols, and certificates that one side refused",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(of(&transport.failed_handshakes)).encode(handshakes)?;
         let panics = encoder.encode_descriptor(
             "halyard:handler_panics",
             "Requests whose handler panicked",

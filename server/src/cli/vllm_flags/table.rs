@@ -23,7 +23,7 @@ const TRANSFER: &str = "KV caches do not move between servers; not built yet";
 const NO_PYTHON: &str = "Python code is not loaded; a hook is a plugin here (docs/hooks.md)";
 const PARSERS: &str = "parsers are no plugins: docs/tool-calling.md lists those that are here";
 const SPEC: &str = "speculative decoding is not built yet";
-const TLS: &str = "TLS is not built yet; put a proxy before the server";
+const CIPHERS: &str = "the suites are those of TLS 1.3 and the strong ones of TLS 1.2; leave it out";
 const SLEEP: &str = "sleep mode is not built yet";
 const POOLING: &str = "embedding, classification and reward models are not built yet";
 
@@ -59,8 +59,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--collect-detailed-traces", &[], List,
         Refused("a plugin sends traces: --stat-logger otlp (docs/operator-guide.md)")),
     flag("--compilation-config", &["-cc"], Value, Accepted(NO_COMPILE)),
-    flag("--config", &[], Value,
-        Refused("a file of options is not built yet; give them as flags or as HALYARD_ variables")),
+    flag("--config", &[], Value, Same),
     flag("--config-format", &[], Value,
         Only(&["auto", "hf"], "config.json and GGUF metadata are read", "only auto and hf are read")),
     flag("--convert", &[], Value, Only(&["auto", "none"], "text is generated", POOLING)),
@@ -164,7 +163,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--enable-server-load-tracking", &[], Bool, Accepted("GET /load is always there")),
     flag("--enable-shm-tensor-arena", &[], Bool, Accepted(ONE_PROCESS)),
     flag("--enable-sleep-mode", &[], Bool, Refused(SLEEP)),
-    flag("--enable-ssl-refresh", &[], Bool, Refused(TLS)),
+    flag("--enable-ssl-refresh", &[], Bool, Same),
     flag("--enable-tokenizer-info-endpoint", &[], Bool, Same),
     flag("--enable-tower-connector-lora", &[], Bool, Accepted(TEXT_ONLY)),
     flag("--enable-trace-replay", &[], Bool, Refused(NOT_YET)),
@@ -332,7 +331,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--return-sampling-mask", &[], Bool, Refused(NOT_YET)),
     flag("--return-tokens-as-token-ids", &[], Bool, Same),
     flag("--revision", &[], Value, Same),
-    flag("--root-path", &[], Value, Refused("a path before the routes is not built yet; let the proxy take it off")),
+    flag("--root-path", &[], Value, Same),
     flag("--runner", &[], Value, Only(&["auto", "generate"], "text is generated", POOLING)),
     flag("--safetensors-load-strategy", &[], Value, Accepted("files are mapped and read once")),
     flag("--safetensors-prefetch-block-size", &[], Value, Accepted("files are mapped and read once")),
@@ -357,11 +356,11 @@ pub const FLAGS: &[Flag] = &[
     flag("--speculative-config", &["-sc"], Value, Refused(SPEC)),
     flag("--sse-keep-alive-interval", &[], Value,
         Only(&["0"], "no comments are sent", "not built yet; 0 is what is here")),
-    flag("--ssl-ca-certs", &[], Value, Refused(TLS)),
-    flag("--ssl-cert-reqs", &[], Value, Only(&["0"], "no certificates of clients", TLS)),
-    flag("--ssl-certfile", &[], Value, Refused(TLS)),
-    flag("--ssl-ciphers", &[], Value, Refused(TLS)),
-    flag("--ssl-keyfile", &[], Value, Refused(TLS)),
+    flag("--ssl-ca-certs", &[], Value, Same),
+    flag("--ssl-cert-reqs", &[], Value, Same),
+    flag("--ssl-certfile", &[], Value, Same),
+    flag("--ssl-ciphers", &[], Value, Refused(CIPHERS)),
+    flag("--ssl-keyfile", &[], Value, Same),
     flag("--stream-interval", &[], Value,
         Only(&["1"], "every token is sent as it comes", "every token is sent as it comes; leave it out")),
     flag("--structured-outputs-config", &[], Value, Same),
@@ -383,7 +382,7 @@ pub const FLAGS: &[Flag] = &[
         "a chat template in a request is refused; give the server one with --chat-template")),
     flag("--trust-request-mm-kwargs", &[], Bool, Accepted(TEXT_ONLY)),
     flag("--ubatch-size", &[], Value, Accepted(NO_EXPERTS)),
-    flag("--uds", &[], Value, Refused("a socket of a path is not built yet; use --host and --port")),
+    flag("--uds", &[], Value, Same),
     flag("--use-fp64-gumbel", &[], Bool, Refused(NOT_YET)),
     flag("--use-replayssm", &[], Bool, Accepted(NO_MAMBA)),
     flag("--use-tqdm-on-load", &[], Bool, Accepted("files are mapped and read once")),
