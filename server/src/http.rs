@@ -1,5 +1,6 @@
 //! HTTP: routes, keys, limits, errors, streams. Owns what a client sees; leaves what a body means to `openai`.
 
+pub mod abort;
 pub mod accept;
 pub mod admin;
 pub mod auth;

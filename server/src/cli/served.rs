@@ -18,6 +18,7 @@ use super::units::parse_bytes;
 use crate::clock::unix_seconds;
 use crate::error::ServerError;
 use crate::hooks::ChosenSink;
+use crate::http::abort::Abortable;
 use crate::http::auth::ApiKeys;
 use crate::http::response_store::ResponseStore;
 use crate::http::state::{AppState, LoraState};
@@ -137,6 +138,8 @@ pub struct Door {
     pub responses: Option<ResponseStore>,
     /// The page is served.
     pub has_ui: bool,
+    /// Routes for development are served.
+    pub dev_mode: bool,
 }
 
 async fn prepare(
@@ -190,6 +193,8 @@ async fn prepare(
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,
         in_flight: AtomicU64::new(0),
+        abortable: Abortable::default(),
+        dev_mode: door.dev_mode,
         io,
         logits: LogitsProcessors::default(),
         lora: LoraState::default(),
