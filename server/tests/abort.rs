@@ -1,5 +1,5 @@
-//! `POST /abort_requests` on the real router: requests that run end as they are, others go on, and the route is there in
-//! development mode only.
+//! `POST /abort_requests` on the real router: requests that run end as they are, others go on, and the route is there
+//! in development mode only.
 
 mod common;
 

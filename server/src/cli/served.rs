@@ -18,7 +18,6 @@ use super::units::parse_bytes;
 use crate::clock::unix_seconds;
 use crate::error::ServerError;
 use crate::hooks::ChosenSink;
-use crate::http::abort::Abortable;
 use crate::http::auth::ApiKeys;
 use crate::http::response_store::ResponseStore;
 use crate::http::state::{AppState, LoraState};
@@ -193,7 +192,7 @@ async fn prepare(
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,
         in_flight: AtomicU64::new(0),
-        abortable: Abortable::default(),
+        abortable: Arc::default(),
         dev_mode: door.dev_mode,
         io,
         logits: LogitsProcessors::default(),

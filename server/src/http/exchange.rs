@@ -13,7 +13,7 @@ use futures::stream::{self, SelectAll, Stream, StreamExt};
 use halyard_engine::{OutputChunk, OutputStream};
 use halyard_request_hooks::IoRun;
 
-use super::abort::AbortSeat;
+use super::abortable::AbortSeat;
 use super::request_id::TokenCount;
 use super::response_store::Keeper;
 use super::state::InFlight;

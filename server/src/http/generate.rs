@@ -9,7 +9,7 @@ use halyard_engine::Request;
 use halyard_request_hooks::IoRun;
 use serde_json::Value;
 
-use super::abort::AbortSeat;
+use super::abortable::AbortSeat;
 use super::auth::KeyDigest;
 use super::background;
 use super::conversion::{convert, read};
@@ -208,7 +208,7 @@ async fn answer(
         ..
     } = job;
     let in_flight = InFlight::enter(&state);
-    let seat = AbortSeat::take(&state, &answer.id, api);
+    let seat = AbortSeat::take(&state.abortable, &answer.id, api);
     let num_samples = requests.first().map_or(1, |request| request.params.n as usize);
     let tokens = TokenCount::of_prompts(&answer.prompts);
     if let Some(ticket) = &ticket {
