@@ -16,16 +16,10 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
+pub use input::URLS;
 use input::{Asked, Input, Line};
 pub use output::{Output, OutputError};
 
-/// Routes that a line may name.
-pub const URLS: [&str; 4] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-];
 /// Between two tries of a request that the engine had no place for.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// Tries of such a request while no other runs: then it will never fit.

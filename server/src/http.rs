@@ -1,5 +1,7 @@
 //! HTTP: routes, keys, limits, errors, streams. Owns what a client sees; leaves what a body means to `openai`.
 
+mod abort;
+pub mod abortable;
 pub mod accept;
 pub mod admin;
 pub mod auth;

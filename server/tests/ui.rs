@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Request, header};
 use common::{Answer, Options, TestServer};
+use halyard_server::http::peer::Peer;
 use halyard_server::ui::{MAX_REQUESTS, SINK_NAME, assets};
 use serde_json::{Value, json};
 
@@ -40,7 +41,7 @@ async fn data(server: &TestServer, query: &str) -> Value {
 
 async fn complete(server: &TestServer, body: Value) -> Answer {
     let mut request = Request::post("/v1/completions").header("content-type", "application/json");
-    let client = ConnectInfo(SocketAddr::from(([192, 0, 2, 7], 4711)));
+    let client = ConnectInfo(Peer::Tcp(SocketAddr::from(([192, 0, 2, 7], 4711))));
     request.extensions_mut().expect("a request").insert(client);
     server
         .send(request.body(Body::from(body.to_string())).expect("a request"))

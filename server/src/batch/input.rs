@@ -5,9 +5,15 @@ use std::io;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 
-use super::URLS;
 use crate::api_error::clip;
 
+/// Routes that a line may name.
+pub const URLS: [&str; 4] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+];
 /// A line, and the request in it or why there is none.
 #[derive(Debug)]
 pub(super) struct Line {

@@ -54,6 +54,9 @@ impl ServeArgs {
     }
 }
 
+/// vLLM's variable of `--server-dev-mode`.
+const VLLM_DEV_MODE_VARIABLE: &str = "VLLM_SERVER_DEV_MODE";
+
 /// The id of `--print-config`.
 pub const PRINT_CONFIG: &str = "print_config";
 
@@ -91,6 +94,17 @@ struct HttpArgs {
     /// Serve no page at /ui
     #[arg(long, env = "HALYARD_NO_UI", default_value_t = false)]
     no_ui: bool,
+    /// Serve the routes for development: POST /abort_requests. VLLM_SERVER_DEV_MODE=1 does the same
+    #[arg(long, env = "HALYARD_SERVER_DEV_MODE", default_value_t = false)]
+    server_dev_mode: bool,
+}
+
+impl HttpArgs {
+    /// Whether routes for development are served: they let every client with a key end the requests of others.
+    fn has_dev_routes(&self) -> bool {
+        let of_vllm = std::env::var(VLLM_DEV_MODE_VARIABLE);
+        self.server_dev_mode || of_vllm.is_ok_and(|value| value.trim().parse::<i64>().is_ok_and(|on| on != 0))
+    }
 }
 
 /// Runs the server until a signal ends it. `accepted`: flags of the command line that have no effect here, each with
@@ -230,6 +244,7 @@ impl ServeArgs {
             transport,
             responses: self.responses.store(),
             has_ui: !self.http.no_ui,
+            dev_mode: self.http.has_dev_routes(),
         };
         self.served.prepare(chosen, hooks, door).await
     }

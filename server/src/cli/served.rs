@@ -137,6 +137,8 @@ pub struct Door {
     pub responses: Option<ResponseStore>,
     /// The page is served.
     pub has_ui: bool,
+    /// Routes for development are served.
+    pub dev_mode: bool,
 }
 
 async fn prepare(
@@ -190,6 +192,8 @@ async fn prepare(
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,
         in_flight: AtomicU64::new(0),
+        abortable: Arc::default(),
+        dev_mode: door.dev_mode,
         io,
         logits: LogitsProcessors::default(),
         lora: LoraState::default(),

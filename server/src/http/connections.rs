@@ -127,11 +127,6 @@ impl Connection {
         self.is_trusted.store(true, Ordering::Relaxed);
     }
 
-    /// What came so far was no request's: a handshake.
-    pub(super) fn forget_head(&self) {
-        self.head_since.store(NEVER, Ordering::Relaxed);
-    }
-
     /// Whether nothing of a request has come since the last answer, or ever.
     pub(super) fn is_silent(&self) -> bool {
         self.active.load(Ordering::Relaxed) == 0 && self.head_since.load(Ordering::Relaxed) == NEVER

@@ -13,6 +13,7 @@ use futures::stream::{self, SelectAll, Stream, StreamExt};
 use halyard_engine::{OutputChunk, OutputStream};
 use halyard_request_hooks::IoRun;
 
+use super::abortable::AbortSeat;
 use super::request_id::TokenCount;
 use super::response_store::Keeper;
 use super::state::InFlight;
@@ -25,13 +26,14 @@ use crate::ui::Ticket;
 pub(super) type Chunks = SelectAll<Pin<Box<dyn Stream<Item = (usize, OutputChunk)> + Send>>>;
 
 /// The chunks of all prompts as they come.
-pub(super) fn merge(streams: Vec<OutputStream>) -> Chunks {
+pub(super) fn merge(streams: Vec<OutputStream>, seat: &AbortSeat, num_samples: u32) -> Chunks {
     let tagged = |(prompt, output): (usize, OutputStream)| {
-        stream::unfold(output, move |mut output| async move {
+        let chunks = stream::unfold(output, |mut output| async move {
             let chunk = output.next().await?;
-            Some(((prompt, chunk), output))
-        })
-        .boxed()
+            Some((chunk, output))
+        });
+        let chunks = seat.until_aborted(chunks.boxed(), num_samples);
+        chunks.map(move |chunk| (prompt, chunk)).boxed()
     };
     streams.into_iter().enumerate().map(tagged).collect()
 }
@@ -47,6 +49,8 @@ pub(super) struct Exchange {
     /// Its place in the request log, until the answer has ended.
     pub(super) _ticket: Option<Arc<Ticket>>,
     pub(super) _in_flight: InFlight,
+    /// How the operator ends it.
+    pub(super) seat: AbortSeat,
 }
 
 /// A whole answer, once its last chunk has come.
@@ -61,9 +65,15 @@ pub(super) async fn whole_answer(exchange: Exchange, mut chunks: Chunks) -> Resu
         tokens,
         _ticket,
         _in_flight,
+        seat,
     } = exchange;
     while let Some((prompt, chunk)) = chunks.next().await {
-        if let Some(error) = chunk.finish.as_ref().and_then(failure) {
+        if let Some(error) = chunk
+            .finish
+            .as_ref()
+            .and_then(failure)
+            .filter(|_| !seat.ends_as_it_is())
+        {
             return Err(error);
         }
         writer.collect(prompt, chunk);
@@ -147,7 +157,12 @@ impl Exchange {
     /// The events of a chunk in a stream.
     pub(super) async fn events(&mut self, prompt: usize, mut chunk: OutputChunk) -> Result<String, ApiError> {
         let last = chunk.finish.is_some();
-        if let Some(error) = chunk.finish.as_ref().and_then(failure) {
+        if let Some(error) = chunk
+            .finish
+            .as_ref()
+            .and_then(failure)
+            .filter(|_| !self.seat.ends_as_it_is())
+        {
             return Err(error);
         }
         if !self.io.is_passive() && (last || !chunk.text.is_empty()) {

@@ -9,6 +9,7 @@ use halyard_engine::Request;
 use halyard_request_hooks::IoRun;
 use serde_json::Value;
 
+use super::abortable::AbortSeat;
 use super::auth::KeyDigest;
 use super::background;
 use super::conversion::{convert, read};
@@ -144,7 +145,7 @@ async fn read_and_answer(
     }
     let kept = seat.zip(job.kept.take());
     let keeper = kept.map(|(seat, kept)| seat.keep(key, kept)).transpose()?;
-    let mut response = answer(state, job, keeper, ticket).await?;
+    let mut response = answer(state, job, keeper, ticket, api).await?;
     // The answer's header has the id of the answer's body.
     response.extensions_mut().insert(request_id);
     Ok(response)
@@ -197,6 +198,7 @@ async fn answer(
     job: Job,
     keeper: Option<Keeper>,
     ticket: Option<Arc<Ticket>>,
+    api: &Api,
 ) -> Result<Response, ApiError> {
     let Job {
         mut answer,
@@ -206,6 +208,7 @@ async fn answer(
         ..
     } = job;
     let in_flight = InFlight::enter(&state);
+    let seat = AbortSeat::take(&state.abortable, &answer.id, api);
     let num_samples = requests.first().map_or(1, |request| request.params.n as usize);
     let tokens = TokenCount::of_prompts(&answer.prompts);
     if let Some(ticket) = &ticket {
@@ -226,7 +229,7 @@ async fn answer(
     let is_stream = answer.streaming.stream;
     let is_background = keeper.as_ref().is_some_and(Keeper::is_background);
     answer.streaming.stream |= is_background;
-    let chunks = merge(streams);
+    let chunks = merge(streams, &seat, u32::try_from(num_samples).unwrap_or(u32::MAX));
     let exchange = Exchange {
         writer: AnswerWriter::new(answer, format, num_samples),
         io,
@@ -234,6 +237,7 @@ async fn answer(
         tokens: tokens.clone(),
         _ticket: ticket,
         _in_flight: in_flight,
+        seat,
     };
     let mut response = if is_background {
         background::start(exchange, chunks, is_stream)?

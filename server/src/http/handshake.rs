@@ -73,8 +73,6 @@ where
         tracing::debug!(peer = %connection.peer, %error, "TLS handshake failed");
         None
     })?;
-    // Bytes of a handshake are none of a request.
-    connection.forget_head();
     // With a certificate that an authority of the operator signed.
     if stream.get_ref().1.peer_certificates().is_some() {
         connection.trust();

@@ -13,6 +13,7 @@ use halyard_engine::AdapterStatus;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::abort::abort_requests;
 use super::admin;
 use super::conversion::{convert, read};
 use super::generate::generate;
@@ -72,6 +73,10 @@ pub fn router(state: Arc<AppState>) -> Router {
     let routes = match state.ui {
         Some(_) => with_ui(routes),
         None => routes,
+    };
+    let routes = match state.dev_mode {
+        true => routes.route("/abort_requests", only(post(abort_requests))),
+        false => routes,
     };
     with_layers(routes, state)
 }

@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use halyard_engine::EngineHandle;
 use halyard_request_hooks::{IoProcessors, LogitsProcessors, LoraResolvers};
 
+use super::abortable::Abortable;
 use super::auth::ApiKeys;
 use super::response_store::ResponseStore;
 use super::text_work::TextWork;
@@ -74,6 +75,10 @@ pub struct AppState {
     pub log_prompts: bool,
     /// Generation requests being answered now.
     pub in_flight: AtomicU64,
+    /// Generation requests that the operator can end.
+    pub abortable: Arc<Abortable>,
+    /// Routes for development are served, as vLLM's with VLLM_SERVER_DEV_MODE.
+    pub dev_mode: bool,
     /// The IO processors of generation requests and their answers.
     pub io: IoProcessors,
     /// The logits processors of generation requests.

@@ -23,6 +23,8 @@ pub struct Api {
     pub has_prompts: bool,
     /// Whether its answers can be stored.
     pub is_stored: bool,
+    /// An answer that the operator ends can say so (finish reason `abort`); others become an error.
+    pub says_abort: bool,
     /// Reads and checks a body, but for [`super::shared::SchedulingFields`].
     pub read: fn(&mut Body, ModelContext<'_>) -> Result<Generation, ApiError>,
     /// The body of an answer that is an error, for this route and those below it.

@@ -21,6 +21,7 @@ pub const API: Api = Api {
     path: "/v1/chat/completions",
     id_prefix: "chatcmpl-",
     is_stored: false,
+    says_abort: true,
     has_prompts: false,
     read,
     write_error: openai_error,

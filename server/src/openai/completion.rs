@@ -27,6 +27,7 @@ pub const API: Api = Api {
     path: "/v1/completions",
     id_prefix: "cmpl-",
     is_stored: false,
+    says_abort: true,
     has_prompts: true,
     read,
     write_error: openai_error,

@@ -23,6 +23,7 @@ pub const API: Api = Api {
     path: "/v1/messages",
     id_prefix: "msg_",
     is_stored: false,
+    says_abort: false,
     has_prompts: false,
     read,
     write_error,

@@ -25,6 +25,7 @@ pub const API: Api = Api {
     path: "/v1/responses",
     id_prefix: "resp_",
     is_stored: true,
+    says_abort: false,
     has_prompts: false,
     read,
     write_error: openai_error,

@@ -75,6 +75,8 @@ pub struct Options {
     pub transport: Transport,
     /// The bounds of stored responses, where they are stored.
     pub responses: Option<StoreLimits>,
+    /// Routes for development.
+    pub dev_mode: bool,
     /// No page at /ui.
     pub no_ui: bool,
 }
@@ -135,6 +137,8 @@ impl TestServer {
             priority_scheduling: false,
             log_prompts: false,
             in_flight: AtomicU64::new(0),
+            abortable: Default::default(),
+            dev_mode: options.dev_mode,
             io: options.io,
             ui,
             logits: Default::default(),

@@ -34,6 +34,27 @@ fn version_and_help_need_no_plugin() {
 }
 
 #[test]
+fn a_report_of_the_machine_has_platforms_and_no_secret() {
+    let mut command = halyard(&["collect-env", "--json"]);
+    let output = command
+        .env("HALYARD_API_KEY", "sesame")
+        .output()
+        .expect("the binary starts");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let shown = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(!shown.contains("sesame"), "{shown}");
+    let report: Value = serde_json::from_str(&shown).expect("JSON");
+    assert_eq!(report["environment"]["HALYARD_API_KEY"], "set, not shown");
+    assert!(
+        report["memory_bytes"].as_u64().is_some_and(|bytes| bytes > 0),
+        "{shown}"
+    );
+    let platforms = report["platforms"].as_array().expect("a list");
+    assert!(platforms.iter().any(|platform| platform["name"] == "cpu"), "{shown}");
+    assert!(text(&["collect-env"]).contains("\nplatforms\ncpu"), "for people");
+}
+
+#[test]
 fn platforms_lists_the_devices_of_each() {
     let platforms = json(&["platforms", "--json"]);
     let cpu = platforms

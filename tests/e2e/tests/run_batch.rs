@@ -1,5 +1,5 @@
-//! `halyard run-batch` as an operator runs it: a file of requests becomes a file of answers, and one that is interrupted
-//! leaves whole lines.
+//! `halyard run-batch` as an operator runs it: a file of requests becomes a file of answers, and one that is
+//! interrupted leaves whole lines.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
