@@ -63,8 +63,8 @@ fn ranks_give_the_whole_state() {
     );
 }
 
-/// How many rows meet in a step is chance on a busy machine: it is tried until enough did. The states must be right each
-/// time.
+/// How many rows meet in a step is chance on a busy machine: it is tried until enough did. The states must be right
+/// each time.
 #[test]
 fn more_rows_give_states_than_logits_are_computed_at_once() {
     let steps: Vec<u64> = (0..20)

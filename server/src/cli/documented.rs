@@ -170,7 +170,10 @@ fn flags_page() -> String {
 fn section(command: &Command, parent: &str, page: &mut String) {
     let name = format!("{parent} {}", command.get_name());
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-    page.push_str(&format!("\n## {name}\n\n{}.\n", about.trim_end_matches('.')));
+    page.push_str(&format!(
+        "\n## {name}\n\n{}",
+        wrapped(&format!("{}.", about.trim_end_matches('.')))
+    ));
     let flags: Vec<&Arg> = command
         .get_arguments()
         .filter(|arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str()))
@@ -195,6 +198,23 @@ fn section(command: &Command, parent: &str, page: &mut String) {
     for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
         section(child, &name, page);
     }
+}
+
+/// A paragraph in lines of at most 120 columns.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("one at least");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > 120 {
+            lines.push(word.to_owned());
+        } else {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
 fn row(arg: &Arg) -> String {
