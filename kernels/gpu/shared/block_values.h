@@ -1,9 +1,13 @@
-// Block formats as model files hold them (ggml's, ggml-common.h), value by value, one text for every language: for
-// kernels that dequantise as they read.
+// Weight formats in blocks as rows hold them, value by value, one text for every language: for kernels that dequantise
+// as they read. GGUF's (ggml's ggml-common.h) stand here, the canonical ones in groups.h.
 //
-// Definition: FORMAT, the contract's code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K. The including file
-// (blocks.*) defines ADDRESS, the type of an address in a row; BYTE(p), the byte there as u32; HALF(p), the f16 there
-// as float; and SIGNED(b), the number of a signed byte.
+// Definition: FORMAT, the contract's code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K, 40 to 55 canonical. The
+// including file (blocks.*) defines ADDRESS, the type of an address in a row; BYTE(p), the byte there as u32;
+// WORD_AT(p), the u32 there; HALF(p) and FLOAT_AT(p), the f16 and the f32 there as float. All but bytes stand at
+// multiples of their size.
+#if FORMAT >= 40
+#include "groups.h"
+#else
 
 // Nibble j of 32: low ones first.
 FUNCTION u32 nibble(ADDRESS p, u32 j) { return j < 16 ? BYTE(p + j) & 15u : BYTE(p + (j - 16)) >> 4; }
@@ -48,3 +52,8 @@ FUNCTION float value_at(ADDRESS row, u32 i) {
     return HALF(block + 208) * scale * (FLOAT(low | high << 4) - 32.f);
 #endif
 }
+
+// Values i .. i + 7 of a row into w[0 .. 7].
+#define VALUES8_AT(row, i, w) \
+    for (u32 e = 0; e < 8; e++) w[e] = value_at(row, i + e);
+#endif

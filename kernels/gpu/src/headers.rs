@@ -1,10 +1,11 @@
-//! The headers of each language, by their `#include` name; the last two are shared by all languages.
+//! The headers of each language, by their `#include` name; the last three are shared by all languages.
 
 macro_rules! headers {
     ($constant:ident = $folder:literal: $($name:literal)*) => {
         pub(crate) const $constant: &[(&str, &str)] =
             &[$(($name, include_str!(concat!("../", $folder, "/include/", $name))),)*
               ("block_values.h", include_str!("../shared/block_values.h")),
+              ("groups.h", include_str!("../shared/groups.h")),
               ("formulas.h", include_str!("../shared/formulas.h"))];
     };
 }

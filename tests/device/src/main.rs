@@ -54,6 +54,48 @@ const FAMILIES: [(&str, &str); 30] = [
     ("gguf/qwen3-moe-iq-gguf.gguf", "gguf/qwen3-moe-iq-gguf.golden.json"),
 ];
 
+/// Tiny models of quantised checkpoints, a folder each. They run where `--golden` names them; the first of them, one of
+/// each kind of codes (U4, I8, E2M1, 8-bit floats), always.
+const QUANTISED: [&str; 19] = [
+    "quant/awq",
+    "quant/gptq-8",
+    "quant/ct-nvfp4",
+    "quant/fp8-blocks",
+    "quant/auto-round",
+    "quant/bnb-fp4",
+    "quant/bnb-int8",
+    "quant/bnb-nf4",
+    "quant/ct-mxfp4",
+    "quant/ct-w4a16",
+    "quant/ct-w4a16-asym",
+    "quant/ct-w8a16",
+    "quant/ct-w8a8",
+    "quant/gptq-2-v2",
+    "quant/gptq-3",
+    "quant/gptq-4",
+    "quant/gptq-4-act-order",
+    "quant/gptq-4-sym-row",
+    "quant/modelopt-nvfp4",
+];
+/// How many of [`QUANTISED`] run unasked, in f32.
+const ALWAYS: usize = 4;
+
+/// Every tiny model, and its goldens.
+fn tiny_models() -> impl Iterator<Item = (&'static str, String)> {
+    let families = FAMILIES.iter().map(|(model, golden)| (*model, (*golden).to_string()));
+    families.chain(QUANTISED.iter().map(|model| (*model, format!("{model}/goldens.json"))))
+}
+
+/// Whether a tiny model runs in this type.
+fn runs(options: &Options, model: &str, dtype: DType) -> bool {
+    let named = options.only_models.iter().any(|name| name == model);
+    let unasked = match QUANTISED.iter().position(|name| *name == model) {
+        Some(place) => place < ALWAYS && dtype == DType::F32,
+        None => true,
+    };
+    options.wants(model) && (named || unasked)
+}
+
 fn main() -> ExitCode {
     match run() {
         Ok(true) => ExitCode::SUCCESS,
@@ -67,7 +109,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<bool, String> {
     let options = Options::parse(std::env::args().skip(1))?;
-    let names = FAMILIES.map(|(name, _)| name);
+    let names: Vec<&str> = tiny_models().map(|(name, _)| name).collect();
     if let Some(unknown) = options
         .only_models
         .iter()
@@ -202,7 +244,7 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
             );
             continue;
         }
-        for (model, golden) in FAMILIES.iter().filter(|(model, _)| options.wants(model)) {
+        for (model, golden) in tiny_models().filter(|(model, _)| runs(options, model, dtype)) {
             let mut config = small(&options.fixtures.join(model));
             (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(dtype));
             // In half precision near ties fall either way, so only f32 runs free.

@@ -122,6 +122,7 @@ fn kernels_with_subgroups_conform() {
         ("32", &["--op", "argmax"][..]),
         ("16", &["--op", "attention", "--variant", "F32, kv F32"][..]),
         ("16", &["--op", "linear", "--variant", "Q4_1 x F32"][..]),
+        ("16", &["--op", "linear", "--variant", "U4G128 x F32"][..]),
         ("32", &["--op", "linear", "--variant", INT8][..]),
     ] {
         let variables = [

@@ -36,6 +36,7 @@ use self::tiles::Tiles;
 use crate::driver::{DevicePtr, Facts};
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource, boxed};
+use crate::ops::formats::{IN_BLOCKS, in_blocks};
 use crate::policy::Policy;
 use crate::view::View;
 
@@ -46,6 +47,8 @@ pub(super) use self::small_batch::SmallBatch;
 
 /// Bytes of canonical weights that a packing kernel takes at a time.
 const PACK_BYTES: u64 = 16 << 20;
+/// Inputs that the kernels of planes take at a time.
+const CHUNK: u32 = 32;
 
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
@@ -87,7 +90,7 @@ impl Linear {
         }
         if !reads(op.weight) {
             return Err(Error::unsupported(format!(
-                "linear: rows of {} are not read here; {READ} are",
+                "linear: rows of {} are not read here; F32, F16, BF16, F8_E4M3, {IN_BLOCKS} are",
                 op.weight.name()
             )));
         }
@@ -97,6 +100,13 @@ impl Linear {
                 op.in_features,
                 op.weight,
                 op.weight.block_values()
+            )));
+        }
+        if op.weight.is_canonical() && !op.in_features.is_multiple_of(CHUNK) {
+            return Err(Error::unsupported(format!(
+                "linear: {} inputs of {} are no multiple of {CHUNK}; hold the weight in BF16, F16 or F32",
+                op.in_features,
+                op.weight.name()
             )));
         }
         Ok(Linear {
@@ -253,7 +263,7 @@ impl Kernel for Linear {
         let row_bytes = op.weight.row_bytes(op.in_features as usize).unwrap_or(0) as u64;
         let bytes = row_bytes * u64::from(num_rows);
         source.check(num_rows, row_bytes)?;
-        if is_canonical(op.weight, self.layout) {
+        if is_stored_so(op.weight, self.layout) {
             let to = dst + u64::from(first_row) * row_bytes;
             return packer.copy(to, bytes, source, 0, bytes, bytes, 1);
         }
@@ -272,16 +282,13 @@ impl Kernel for Linear {
     }
 }
 
-/// The formats that kernels read, for refusals.
-pub(crate) const READ: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K and F8_E4M3";
-
-/// Whether kernels read rows of a format.
-pub(crate) fn reads(format: WeightFormat) -> bool {
-    format as u32 <= WeightFormat::F8E4M3 as u32
+/// Whether the kernels read rows of a format.
+fn reads(format: WeightFormat) -> bool {
+    format.is_plain() || format == WeightFormat::F8E4M3 || in_blocks(format)
 }
 
 /// Whether the file's bytes are the layout's.
-fn is_canonical(format: WeightFormat, layout: WeightLayout) -> bool {
+fn is_stored_so(format: WeightFormat, layout: WeightLayout) -> bool {
     matches!(
         (format, layout),
         (WeightFormat::F32, WeightLayout::Plain(DType::F32))

@@ -2,6 +2,7 @@
 
 mod attention;
 mod collective;
+pub(crate) mod formats;
 mod fused_attention;
 mod fused_linear;
 mod fused_sum;

@@ -19,6 +19,7 @@ use self::support::{
 use crate::driver::DevicePtr;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource, boxed};
+use crate::ops::formats::{IN_BLOCKS, code, in_blocks};
 use crate::view::View;
 
 /// Warps of a block of [`THREADS`].
@@ -120,15 +121,10 @@ impl Linear {
             WeightFormat::F32 => ("WEIGHT", "f32"),
             WeightFormat::F16 => ("WEIGHT", "f16"),
             WeightFormat::BF16 => ("WEIGHT", "bf16"),
-            WeightFormat::Q4_0 => ("FORMAT", "3"),
-            WeightFormat::Q4_1 => ("FORMAT", "4"),
-            WeightFormat::Q5_0 => ("FORMAT", "5"),
-            WeightFormat::Q8_0 => ("FORMAT", "6"),
-            WeightFormat::Q4K => ("FORMAT", "7"),
-            WeightFormat::Q6K => ("FORMAT", "8"),
+            format if in_blocks(format) => ("FORMAT", code(format)),
             other => {
                 return Err(Error::unsupported(format!(
-                    "{}: {} is not read here; BF16, F16, F32, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K and Q6_K are",
+                    "{}: {} is not read here; F32, F16, BF16, {IN_BLOCKS} are",
                     Self::NAME,
                     other.name()
                 )));
@@ -324,6 +320,12 @@ mod tests {
     fn types_that_do_not_run_are_refused_with_those_that_do() {
         assert_eq!(refused(&moe_linear(WeightFormat::BF16, DType::F16)), "accepted");
         assert_eq!(refused(&moe_linear(WeightFormat::Q4_0, DType::F16)), "accepted");
+        assert_eq!(refused(&moe_linear(WeightFormat::E2M1G16, DType::F16)), "accepted");
+        let text = refused(&moe_linear(WeightFormat::Q5_1, DType::F16));
+        assert!(
+            text.contains("Q5_1 is not read here") && text.contains("U4, I8,"),
+            "{text}"
+        );
         let text = refused(&moe_linear(WeightFormat::Q4K, DType::F16));
         assert!(text.contains("32 values are no whole blocks of 256 of Q4K"), "{text}");
         let text = refused(&moe_linear(WeightFormat::F32, DType::I8));

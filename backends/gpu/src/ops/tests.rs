@@ -229,7 +229,7 @@ fn over(devices: Vec<devices::Device>, section: impl Fn(&Arc<Recorder>) -> Strin
     text
 }
 
-const FORMATS: [WeightFormat; 7] = [
+const FORMATS: [WeightFormat; 9] = [
     WeightFormat::F32,
     WeightFormat::F16,
     WeightFormat::BF16,
@@ -237,6 +237,8 @@ const FORMATS: [WeightFormat; 7] = [
     WeightFormat::Q8_0,
     WeightFormat::Q4K,
     WeightFormat::F8E4M3,
+    WeightFormat::U4G128,
+    WeightFormat::Nf4G64,
 ];
 
 /// A linear's calls: all aligned; x off by one value; out off by one; a bias and a residual in place.

@@ -1,4 +1,4 @@
-// Block formats as model files hold them, in the words of block_values.h.
+// Formats in blocks as rows hold them, in the words of block_values.h.
 // revision: 1
 #pragma once
 #include "common.cuh"
@@ -11,5 +11,6 @@ __device__ __forceinline__ float half_at(const u8 *p) {
 #define ADDRESS const u8 *
 #define BYTE(p) (u32)(*(p))
 #define HALF(p) half_at(p)
-#define SIGNED(byte) (float)(i8)(byte)
+#define WORD_AT(p) (*(const u32 *)(p))
+#define FLOAT_AT(p) (*(const float *)(p))
 #include "block_values.h"

@@ -20,6 +20,10 @@ typedef long long i64;
 // Words of the texts that all languages share (../../shared).
 #define FUNCTION __device__ __forceinline__
 #define FLOAT(x) (float)(x)
+#define SIGNED(byte) (float)(i8)(byte)
+#define E4M3(code) from_e4m3((u8)(code))
+#define CONSTANT __device__ const
+#define FLOATS16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p}
 
 #define INFINITY_F __int_as_float(0x7f800000)
 
@@ -95,6 +99,9 @@ template <typename T> __device__ __forceinline__ void unpack2(u32 word, float &l
     low = to_f32(a);
     high = to_f32(b);
 }
+
+// a·b rounded, and then c added.
+__device__ __forceinline__ float multiply_then_add(float a, float b, float c) { return __fadd_rn(__fmul_rn(a, b), c); }
 
 // 8-bit floats (E4M3), two at a time.
 __device__ __forceinline__ u16 pack2_e4m3(float low, float high) {

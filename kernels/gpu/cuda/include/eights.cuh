@@ -22,8 +22,7 @@ template <> __device__ __forceinline__ void load8<float>(const float *p, float (
 // Eight weights of a row from value k on, and one.
 #ifdef FORMAT
 __device__ __forceinline__ void weights8(const u8 *row, u32 k, float (&w)[8]) {
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) w[i] = value_at(row, k + i);
+    VALUES8_AT(row, k, w)
 }
 __device__ __forceinline__ float weight1(const u8 *row, u32 k) { return value_at(row, k); }
 constexpr bool kBlocks = true;

@@ -115,6 +115,7 @@ __device__ __forceinline__ float quotient(float a, float b) {
 #define __syncwarp() hip::warp_barrier()
 #define __syncthreads_count(x) hip::block_count(x)
 #define __fmul_rn(a, b) hip::product(a, b)
+#define __fadd_rn(a, b) hip::difference(a, -(b))
 #define __fsub_rn(a, b) hip::difference(a, b)
 #define __fdiv_rn(a, b) hip::quotient(a, b)
 #define __fmaf_rn(a, b, c) __builtin_fmaf(a, b, c)

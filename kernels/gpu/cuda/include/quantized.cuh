@@ -1,25 +1,41 @@
-// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row,
-// in groups of four chunks of 32 values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t ..
-// 16+4t+3 (so that a step of the matrix unit stays within 16 values, the finest scale of any format), and 16 bytes of
-// nibbles hold its values of a whole group.
+// Weights in blocks as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by
+// row, in groups of four chunks of 32 values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t
+// .. 16+4t+3 (so that a step of the matrix unit stays within 16 values, the finest scale of any format), and 16 bytes
+// of nibbles hold its values of a whole group.
 //
 // Value i of a lane is in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word: masks then give pairs side by side.
 // Fifth bits: one byte a chunk, bit i / 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of
 // the first (even) or second. Rows whose depth is no whole number of groups end in chunks with scale 0.
 //
-// Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
-// revision: 1
+// Canonical formats (groups.h) have their codes so too, bytes as Q8_0's. Their scales are f32, as many a group of 128
+// values as the format has; each is followed by its minimum where there is one.
+//
+// Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K, 40 to 55 canonical.
+// revision: 2
 #pragma once
 #include "mma.cuh"
+#if FORMAT >= 40
+#include "blocks.cuh"
+#else
+// Of canonical formats; without use elsewhere.
+#define GROUP_VALUES 32
+#define CODE_BITS 4
+#define SCALE_WORDS 1
+__device__ __forceinline__ float number_of(u32 code) { return (float)code; }
+#endif
 
-constexpr bool kBytes = FORMAT == 6;
-constexpr bool kHasMin = FORMAT == 4 || FORMAT == 7;
-constexpr bool kFine = FORMAT == 8;
+constexpr bool kGroups = FORMAT >= 40;
+constexpr bool kBytes = kGroups ? CODE_BITS == 8 : FORMAT == 6;
+constexpr bool kHasMin = kGroups ? SCALE_WORDS == 2 : FORMAT == 4 || FORMAT == 7;
+constexpr bool kFine = kGroups ? GROUP_VALUES == 16 : FORMAT == 8;
+// Whether a code is the number that it counts, or names it.
+constexpr bool kNamed = FORMAT >= 48;
 constexpr bool kBlocks = FORMAT == 7 || FORMAT == 8;
 // Bytes a group of 128 values in each plane.
 constexpr u32 kQuants = kBytes ? 128 : 64;
 constexpr u32 kHigh = FORMAT == 5 ? 16 : FORMAT == 8 ? 32 : 0;
-constexpr u32 kScales = FORMAT == 4 ? 16 : 8;
+constexpr u32 kFactors = 128 / GROUP_VALUES * SCALE_WORDS;
+constexpr u32 kScales = kGroups ? 4 * kFactors : FORMAT == 4 ? 16 : 8;
 // What the stored number exceeds the value's factor by.
 constexpr int kOffset = FORMAT == 3 ? 8 : FORMAT == 5 ? 16 : FORMAT == 8 ? 32 : 0;
 // The file's blocks.
@@ -51,12 +67,13 @@ __device__ __forceinline__ Planes planes_of(u8 *packed, u32 n, u32 k) {
     return p;
 }
 
-// What lane t holds of one group of a row.
+// What lane t holds of one group of a row. `factors` are canonical scales.
 struct Group {
     uint4 quants[kBytes ? 2 : 1];
     uint2 high;
     uint4 scales;
     u32 block;
+    float factors[kGroups ? kFactors : 1];
 };
 
 __device__ __forceinline__ uint2 load_streaming8(const void *p) {
@@ -77,7 +94,22 @@ __device__ __forceinline__ Group load_group(const Planes &p, u32 row, u32 group,
     if (kBytes) v.quants[kBytes] = load_streaming(quants + 16);
     if (FORMAT == 5) v.high.x = *(const u32 *)(p.high + at * kHigh + 4 * t);
     if (FORMAT == 8) v.high = load_streaming8(p.high + at * kHigh + 8 * t);
-    if (kScales == 16) {
+    if (kGroups) {
+        const u8 *scales = p.scales + at * kScales;
+        if (kFactors == 1) v.factors[0] = *(const float *)scales;
+        if (kFactors == 2) {
+            uint2 two = load_streaming8(scales);
+            v.factors[0] = __uint_as_float(two.x);
+            v.factors[kFactors - 1] = __uint_as_float(two.y);
+        }
+#pragma unroll
+        for (u32 i = 0; i < kFactors / 4; i++) {
+            uint4 four = load_streaming(scales + 16 * i);
+            u32 bits[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) v.factors[4 * i + j] = __uint_as_float(bits[j]);
+        }
+    } else if (kScales == 16) {
         v.scales = load_streaming(p.scales + at * kScales);
     } else {
         uint2 s = load_streaming8(p.scales + at * kScales);
@@ -92,25 +124,44 @@ __device__ __forceinline__ u32 word_of(const uint4 &v, u32 i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
+// Canonical scale i; where the index is known to the compiler nothing is compared.
+__device__ __forceinline__ float factor_of(const Group &v, u32 i) {
+    float x = v.factors[0];
+#pragma unroll
+    for (u32 j = 1; j < (kGroups ? kFactors : 1); j++) x = i == j ? v.factors[j] : x;
+    return x;
+}
+
 __device__ __forceinline__ float half_of(u32 bits) {
     f16 h;
     h.bits = (u16)bits;
     return to_f32(h);
 }
 
-// Scales of the two halves of a chunk, and the minimum that is subtracted (added as −min) from each value.
-__device__ __forceinline__ void scales_of(const Group &v, u32 chunk, float &first, float &second, float &add) {
-    add = 0.f;
+// Scales of the two halves of a chunk, and what is added to the values of each.
+__device__ __forceinline__ void scales_of(const Group &v, u32 chunk, float &first, float &second, float &add,
+                                          float &second_add) {
+    add = second_add = 0.f;
+    if (kGroups) {
+        u32 low = 32 * chunk / GROUP_VALUES * SCALE_WORDS, high = (32 * chunk + 16) / GROUP_VALUES * SCALE_WORDS;
+        first = factor_of(v, low);
+        second = factor_of(v, high);
+        if (kHasMin) {
+            add = factor_of(v, low + 1);
+            second_add = factor_of(v, high + 1);
+        }
+        return;
+    }
     if (FORMAT == 4) {
         u32 word = word_of(v.scales, chunk);
         first = second = half_of(word);
-        add = half_of(word >> 16);
+        add = second_add = half_of(word >> 16);
         return;
     }
     u32 bits = (chunk < 2 ? v.scales.x : v.scales.y) >> (16 * (chunk & 1)) & 0xffff;
     if (FORMAT == 7) {
         first = second = half_of(v.block) * (float)(bits & 0xff);
-        add = -(half_of(v.block >> 16) * (float)(bits >> 8));
+        add = second_add = -(half_of(v.block >> 16) * (float)(bits >> 8));
     } else if (FORMAT == 8) {
         float d = half_of(v.block);
         first = d * (float)(i8)(bits & 0xff);
@@ -134,7 +185,7 @@ __device__ __forceinline__ u32 pair_of(const Group &v, u32 chunk, u32 i) {
     return pair;
 }
 
-// Byte j of a lane's eight in a chunk (Q8_0).
+// Byte j of a lane's eight in a chunk, in formats of bytes.
 __device__ __forceinline__ i8 byte_of(const Group &v, u32 chunk, u32 j) {
     u32 word = word_of(v.quants[kBytes && chunk >= 2 ? kBytes : 0], (chunk & 1) * 2 + j / 4);
     return (i8)(word >> (8 * (j & 3)));
@@ -144,9 +195,16 @@ __device__ __forceinline__ i8 byte_of(const Group &v, u32 chunk, u32 j) {
 __device__ __forceinline__ void numbers_of(const Group &v, u32 chunk, float (&out)[8]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        if (kBytes) {
+        if (kBytes && kNamed) {
+            out[2 * i] = number_of((u8)byte_of(v, chunk, 2 * i));
+            out[2 * i + 1] = number_of((u8)byte_of(v, chunk, 2 * i + 1));
+        } else if (kBytes) {
             out[2 * i] = (float)byte_of(v, chunk, 2 * i);
             out[2 * i + 1] = (float)byte_of(v, chunk, 2 * i + 1);
+        } else if (kNamed) {
+            u32 pair = pair_of(v, chunk, i);
+            out[2 * i] = number_of(pair & 15);
+            out[2 * i + 1] = number_of(pair >> 16);
         } else {
             u32 pair = pair_of(v, chunk, i);
             out[2 * i] = (float)((int)(pair & 0xffff) - kOffset);
@@ -156,10 +214,11 @@ __device__ __forceinline__ void numbers_of(const Group &v, u32 chunk, float (&ou
 }
 
 #if !defined(PORTABLE)
-// The four pairs as operands of the matrix unit, still without their scale: whole numbers up to 128, exact in both
-// types. A small number under the exponent of 128 (bf16) or 1024 (f16) is that power plus the number.
+// The four pairs as operands of the matrix unit, still without their scale: whole numbers up to 128, and floats of 8
+// and of 4 bits, are exact in both types. A small number under the exponent of 128 (bf16) or 1024 (f16) is that power
+// plus the number.
 template <typename T> __device__ __forceinline__ void operands_of(const Group &v, u32 chunk, u32 (&out)[4]) {
-    if (kBytes) {
+    if (kBytes || kNamed) {
         float numbers[8];
         numbers_of(v, chunk, numbers);
 #pragma unroll

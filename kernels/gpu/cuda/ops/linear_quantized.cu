@@ -1,9 +1,9 @@
-// `linear` of GGUF formats: packing their blocks into planes, unpacking them for a library product, and the product
-// with few tokens, which reads the packed planes once and never writes a weight. The planes' layout stands in
-// quantized.cuh.
+// `linear` of weights in blocks, GGUF's and canonical ones: packing them into planes, unpacking them for a library
+// product, and the product with few tokens, which reads the packed planes once and never writes a weight. The planes'
+// layout stands in quantized.cuh.
 //
 // 16-bit activations go to the matrix units: the stored numbers are exact there, and each chunk's sum is scaled in f32.
-// f32 activations are multiplied in f32, one warp a row.
+// f32 activations are multiplied in f32, one warp a row; so are those of NF4 and FP4, whose numbers take 24 bits.
 //
 // Definitions: FORMAT (see quantized.cuh), ACT, OUT (f32, f16, bf16), MATRIX (1: ACT is a 16-bit type and there are
 // matrix units), EPILOGUE (see activate.cuh). quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads.
@@ -11,7 +11,7 @@
 // / 8n⌉), 256 threads, 8 · 8n · 20 · 4 bytes of dynamic shared memory. linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens /
 // 8⌉), 256 threads.
 // Needs x 8-byte aligned with a stride that is a multiple of 4 (MATRIX).
-// revision: 1
+// revision: 2
 // check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
 // check: -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=1
 // check: -DFORMAT=5 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
@@ -21,12 +21,30 @@
 // check: -DFORMAT=3 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: -DFORMAT=8 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=2
 // check: -DFORMAT=4 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=40 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=41 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=42 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=44 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=47 -DACT=bf16 -DOUT=f32 -DMATRIX=1 -DEPILOGUE=1
+// check: -DFORMAT=48 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=49 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=52 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=55 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=40 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=46 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=48 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=2
+// check: -DFORMAT=50 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=51 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=53 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 #include "activate.cuh"
 #include "common.cuh"
 #include "mma.cuh"
 #include "quantized.cuh"
 #include "weights.cuh"
 
+#if FORMAT < 40
 // The stored number of value `j` (0 .. 31) of chunk `chunk` of a file's block.
 __device__ __forceinline__ u32 number_in_file(const u8 *block, u32 chunk, u32 j) {
     if (FORMAT == 3) return block[2 + (j & 15)] >> (j / 16 * 4) & 15;
@@ -54,6 +72,7 @@ __device__ __forceinline__ u32 scale_in_file(const u8 *block, u32 chunk) {
     if (FORMAT == 8) return half_in_file(block + 192 + 2 * chunk);
     return half_in_file(block);
 }
+#endif
 
 // Rows `first_row ..` of the matrix from canonical bytes. One thread a chunk.
 extern "C" __global__ void __launch_bounds__(256)
@@ -65,14 +84,21 @@ extern "C" __global__ void __launch_bounds__(256)
     u64 local = index / chunks;
     if (local >= num_rows) return;
     u64 at = (first_row + local) * p.groups + chunk / 4;
-    u32 slot = chunk & 3, in_block = chunk % (kFileBlock / 32);
+    u32 slot = chunk & 3;
     bool present = 32 * chunk < k;
+#if FORMAT >= 40
+    const u8 *row = file + local * (k / GROUP_VALUES) * GROUP_BYTES;
+#define NUMBER_IN_FILE(j) code_at(row, 32 * chunk + (j))
+#else
+    u32 in_block = chunk % (kFileBlock / 32);
     const u8 *block = file + (local * (k / kFileBlock) + 32 * chunk / kFileBlock) * kFileBytes;
+#define NUMBER_IN_FILE(j) number_in_file(block, in_block, j)
+#endif
     for (u32 t = 0; t < 4; t++) {
         u32 word = 0, fifth = 0, pairs = 0;
         u8 bytes[8] = {};
         for (u32 i = 0; i < 8 && present; i++) {
-            u32 number = number_in_file(block, in_block, (i < 4 ? 0 : 16) + 4 * t + (i & 3));
+            u32 number = NUMBER_IN_FILE((i < 4 ? 0 : 16) + 4 * t + (i & 3));
             u32 odd = i & 1, pair = i / 2;
             bytes[i] = (u8)number;
             word |= (number & 15) << (4 * (pair + 4 * odd));
@@ -88,6 +114,15 @@ extern "C" __global__ void __launch_bounds__(256)
         if (FORMAT == 5) p.high[at * kHigh + 4 * t + slot] = (u8)fifth;
         if (FORMAT == 8) *(u16 *)(p.high + at * kHigh + 8 * t + 2 * slot) = (u16)pairs;
     }
+#if FORMAT >= 40
+    // The scales of groups that begin in this chunk.
+    for (u32 first = 32 * slot; first < 32 * slot + 32; first += 16) {
+        if (first % GROUP_VALUES != 0) continue;
+        const u8 *group = row + (128 * (chunk / 4) + first) / GROUP_VALUES * GROUP_BYTES;
+        u32 *to = (u32 *)(p.scales + at * kScales) + first / GROUP_VALUES * SCALE_WORDS;
+        for (u32 w = 0; w < SCALE_WORDS; w++) to[w] = present ? WORD_AT(group + 4 * w) : 0;
+    }
+#else
     u32 scale = present ? scale_in_file(block, in_block) : 0;
     if (kScales == 16) {
         *(u32 *)(p.scales + at * kScales + 4 * slot) = scale;
@@ -98,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(256)
         u32 factors = FORMAT == 7 ? half_in_file(block) | half_in_file(block + 2) << 16 : half_in_file(block + 208);
         *(u32 *)(p.blocks + ((first_row + local) * (p.groups / 2) + chunk / 8) * 4) = factors;
     }
+#endif
 }
 
 // Rows `first_row ..` as plain values, row-major. One thread a lane's part of a chunk.
@@ -111,14 +147,14 @@ extern "C" __global__ void __launch_bounds__(256)
     u64 local = index / 4 / parts;
     if (local >= num_rows || 32 * chunk >= k) return;
     Group v = load_group(p, first_row + (u32)local, chunk / 4, t);
-    float numbers[8], first, second, add;
+    float numbers[8], first, second, add, second_add;
     numbers_of(v, chunk & 3, numbers);
-    scales_of(v, chunk & 3, first, second, add);
+    scales_of(v, chunk & 3, first, second, add, second_add);
     ACT *to = out + local * k + 32 * chunk + 4 * t;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         to[i] = from_f32<ACT>(fmaf(first, numbers[i], add));
-        to[16 + i] = from_f32<ACT>(fmaf(second, numbers[4 + i], add));
+        to[16 + i] = from_f32<ACT>(fmaf(second, numbers[4 + i], second_add));
     }
 }
 
@@ -176,25 +212,26 @@ __device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *b
             u32 a[4], b[4];
             operands_of<ACT>(v[0], c, a);
             operands_of<ACT>(v[1], c, b);
-            float first[2], second[2], add[2];
-            scales_of(v[0], c, first[0], second[0], add[0]);
-            scales_of(v[1], c, first[1], second[1], add[1]);
+            float first[2], second[2], add[2], second_add[2];
+            scales_of(v[0], c, first[0], second[0], add[0], second_add[0]);
+            scales_of(v[1], c, first[1], second[1], add[1], second_add[1]);
             u32 first_step[4] = {a[0], b[0], a[1], b[1]}, second_step[4] = {a[2], b[2], a[3], b[3]};
 #pragma unroll
             for (u32 i = 0; i < TILES; i++) {
                 u32 x0[2] = {low[c][i].x, low[c][i].y}, x1[2] = {high[c][i].x, high[c][i].y};
-                float part[4] = {}, other[4] = {}, plain[4] = {};
+                float part[4] = {}, other[4] = {}, plain[4] = {}, other_plain[4] = {};
                 mma_m16n8k16<ACT>(part, first_step, x0);
                 mma_m16n8k16<ACT>(kFine ? other : part, second_step, x1);
                 if (kHasMin) {
                     mma_m16n8k16<ACT>(plain, ones, x0);
-                    mma_m16n8k16<ACT>(plain, ones, x1);
+                    mma_m16n8k16<ACT>(kFine ? other_plain : plain, ones, x1);
                 }
 #pragma unroll
                 for (u32 j = 0; j < 4; j++) {
                     sums[i][j] = fmaf(first[j / 2], part[j], sums[i][j]);
                     if (kFine) sums[i][j] = fmaf(second[j / 2], other[j], sums[i][j]);
                     if (kHasMin) sums[i][j] = fmaf(add[j / 2], plain[j], sums[i][j]);
+                    if (kHasMin && kFine) sums[i][j] = fmaf(second_add[j / 2], other_plain[j], sums[i][j]);
                 }
             }
         }
@@ -249,11 +286,12 @@ extern "C" __global__ void __launch_bounds__(256)
         for (u32 c = 0; c < 4; c++) {
             u32 depth = 128 * group + 32 * c + 4 * t;
             if (depth >= k) break;
-            float numbers[8], scale, second, add;
+            float numbers[8], scale, second, add, second_add;
             numbers_of(v, c, numbers);
-            scales_of(v, c, scale, second, add);
+            scales_of(v, c, scale, second, add, second_add);
 #pragma unroll
-            for (u32 i = 0; i < 8; i++) numbers[i] = fmaf(i < 4 ? scale : second, numbers[i], add);
+            for (u32 i = 0; i < 8; i++)
+                numbers[i] = fmaf(i < 4 ? scale : second, numbers[i], i < 4 ? add : second_add);
 #pragma unroll
             for (u32 token = 0; token < kTokens; token++) {
                 if (token >= count) continue;

@@ -1,7 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
-// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
-// format: see blocks.cuh).
-// revision: 3
+// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a format
+// in blocks: see blocks.cuh).
+// revision: 4 (it masked the same experts before)
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f32 -DWEIGHT=f16
 // check: -DACT=f32 -DWEIGHT=bf16
@@ -17,6 +17,13 @@
 // check: -DACT=f32 -DFORMAT=6
 // check: -DACT=f16 -DFORMAT=7
 // check: -DACT=bf16 -DFORMAT=8
+// check: -DACT=f32 -DFORMAT=40
+// check: -DACT=bf16 -DFORMAT=43
+// check: -DACT=f16 -DFORMAT=47
+// check: -DACT=bf16 -DFORMAT=48
+// check: -DACT=f16 -DFORMAT=50
+// check: -DACT=f32 -DFORMAT=52
+// check: -DACT=bf16 -DFORMAT=55
 #include "eights.cuh"
 
 // `moe_route`: tokens of a block, a warp each.

@@ -13,6 +13,9 @@
 // check: -DACT=bf16 -DWEIGHT=f32
 // check: -DACT=f16 -DFORMAT=4
 // check: -DACT=bf16 -DFORMAT=8
+// check: -DACT=bf16 -DFORMAT=43
+// check: -DACT=f16 -DFORMAT=48
+// check: -DACT=bf16 -DFORMAT=51
 #include "eights.cuh"
 #include "mma.cuh"
 

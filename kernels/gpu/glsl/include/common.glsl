@@ -36,6 +36,11 @@ spirv_execution_mode(capabilities = [4466], 4461, 32);
 // Words of the texts that all languages share (../../shared).
 #define FUNCTION
 #define FLOAT(x) float(x)
+#define SIGNED(byte) float(i32((byte) << 24) >> 24)
+#define E4M3(code) e4m3_value(code)
+#define CONSTANT const
+#define FLOATS16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) \
+    float[16](a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
 
 // Unrolls loops on GPUs. On other devices, which have small subgroups, unrolling costs more compile time than it saves.
 #if SUBGROUP >= 32
@@ -69,6 +74,12 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Quads { uve
 
 // Comparisons with NaN are not to be relied on where a compiler may assume that there is none.
 bool is_nan(float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }
+
+// a·b rounded, and then c added.
+float multiply_then_add(float a, float b, float c) {
+    precise float product = a * b, sum = product + c;
+    return sum;
+}
 
 float bf16_value(u32 bits) { return uintBitsToFloat(bits << 16); }
 float f16_value(u32 bits) { return unpackHalf2x16(bits).x; }

@@ -1,10 +1,10 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
 // `embedding`: rows of the table, dequantised as they are gathered. The table is the file's bytes, row by row, each row
-// padded to `pitch` bytes (a multiple of 16). Block formats are ggml's (ggml-common.h).
+// padded to `pitch` bytes (a multiple of 16).
 //
-// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6
-// Q8_0, 7 Q4_K, 8 Q6_K); OUT = f32, f16 or bf16.
+// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, else one of block_values.h);
+// OUT = f32, f16 or bf16.
 // revision: 1
 // check: embedding_vector embedding_scalar -DWEIGHT=0 -DOUT=f32
 // check: embedding_vector embedding_scalar -DWEIGHT=0 -DOUT=bf16
@@ -18,6 +18,12 @@
 // check: embedding_vector embedding_scalar -DWEIGHT=6 -DOUT=f32
 // check: embedding_vector embedding_scalar -DWEIGHT=7 -DOUT=bf16
 // check: embedding_vector embedding_scalar -DWEIGHT=8 -DOUT=f16
+// check: embedding_vector embedding_scalar -DWEIGHT=40 -DOUT=f16
+// check: embedding_vector embedding_scalar -DWEIGHT=43 -DOUT=f32
+// check: embedding_vector embedding_scalar -DWEIGHT=47 -DOUT=bf16
+// check: embedding_vector embedding_scalar -DWEIGHT=48 -DOUT=f32
+// check: embedding_vector embedding_scalar -DWEIGHT=50 -DOUT=bf16
+// check: embedding_vector embedding_scalar -DWEIGHT=55 -DOUT=f16
 #if defined(ENTRY_embedding_vector)
 #define N 8
 #else
@@ -48,7 +54,11 @@ void main() {
 #ifdef PLAIN
         GET(PLAIN, row + u64(column) * SIZE(PLAIN), v);
 #else
-        for (u32 k = 0; k < N; k++) v[k] = value_at(row, column + k);
+#if N == 8
+        VALUES8_AT(row, column, v)
+#else
+        v[0] = value_at(row, column);
+#endif
 #endif
     } else {
         for (u32 k = 0; k < N; k++) v[k] = 0.0;

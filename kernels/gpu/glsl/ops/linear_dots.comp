@@ -139,7 +139,10 @@ Weights weights_of(Group v) {
     Weights w;
     UNROLLED for (u32 c = 0; c < 4; c++) {
         w.bytes[c] = bytes_of(v, c);
-        scales_of(v, c, w.first[c], w.second[c], w.add[c]);
+        Scales s = scales_of(v, c);
+        w.first[c] = s.first;
+        w.second[c] = s.second;
+        w.add[c] = s.add;
     }
     return w;
 }

@@ -1,13 +1,13 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `linear` of GGUF formats: packing their blocks into planes, unpacking them, and the product that reads the packed
-// planes once and never writes a weight, in f32. The planes' layout stands in planes.glsl.
+// `linear` of weights in blocks, GGUF's and canonical ones: packing them into planes, unpacking them, and the product
+// that reads the packed planes once and never writes a weight, in f32. The planes' layout stands in planes.glsl.
 //
 // Definitions: FORMAT (see planes.glsl), ACT, OUT (f32, f16, bf16), MATRIX (not used here), EPILOGUE (see
 // activate.glsl). quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups ·
 // 16 / 256⌉, 256 threads. linear_quantized_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n /
 // 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows.
-// revision: 1
+// revision: 2
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=3 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=1
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=5 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
@@ -19,11 +19,21 @@
 // check: linear_quantized_plain -DFORMAT=6 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=1 -DSUBGROUP=8
 // check: linear_quantized_plain -DFORMAT=7 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0 -DSUBGROUP=8
 // check: linear_quantized_plain -DFORMAT=8 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=2 -DSUBGROUP=8
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=40 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=0
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=45 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=48 -DACT=bf16 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=50 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=0
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=55 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: linear_quantized_plain -DFORMAT=40 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0 -DSUBGROUP=8
+// check: linear_quantized_plain -DFORMAT=47 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0 -DSUBGROUP=8
+// check: linear_quantized_plain -DFORMAT=52 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0 -DSUBGROUP=8
 #include "activate.glsl"
 #include "planes.glsl"
 
 #if defined(ENTRY_quantized_pack)
 
+#if FORMAT < 40
 u32 byte_at(u64 address) { return u32(Bytes(address).at[0]); }
 u32 half_bits(u64 address) { return byte_at(address) | byte_at(address + 1) << 8; }
 
@@ -62,6 +72,7 @@ u32 scale_in_file(u64 block, u32 chunk) {
     return half_bits(block);
 #endif
 }
+#endif
 
 // Rows `first_row ..` of the matrix from canonical bytes. One thread a chunk.
 PARAMETERS(u64 file; u64 packed; u32 n; u32 k; u32 first_row; u32 num_rows;)
@@ -72,21 +83,27 @@ void main() {
     u64 row = index / chunks;
     if (row >= p.num_rows) return;
     u64 at = (p.first_row + row) * planes.groups + chunk / 4;
-    u32 slot = chunk & 3u, in_block = chunk % (FILE_BLOCK / 32);
+    u32 slot = chunk & 3u;
     bool present = 32 * chunk < p.k;
+#if FORMAT >= 40
+    u64 from = p.file + row * (p.k / FILE_BLOCK) * FILE_BYTES;
+#define NUMBER_IN_FILE(j) code_at(from, 32 * chunk + (j))
+#else
+    u32 in_block = chunk % (FILE_BLOCK / 32);
     u64 block = p.file + (row * (p.k / FILE_BLOCK) + 32 * chunk / FILE_BLOCK) * FILE_BYTES;
+#define NUMBER_IN_FILE(j) number_in_file(block, in_block, j)
+#endif
     for (u32 t = 0; t < 4; t++) {
         u32 word = 0, fifth = 0, pairs = 0, bytes[2] = u32[2](0, 0);
         for (u32 i = 0; i < 8 && present; i++) {
-            u32 number = number_in_file(block, in_block, (i < 4 ? 0 : 16) + 4 * t + (i & 3u)), odd = i & 1u,
-                pair = i / 2;
+            u32 number = NUMBER_IN_FILE((i < 4 ? 0 : 16) + 4 * t + (i & 3u)), odd = i & 1u, pair = i / 2;
             bytes[i / 4] |= (number & 255u) << (8 * (i & 3u));
             word |= (number & 15u) << (4 * (pair + 4 * odd));
             fifth |= (number >> 4 & 1u) << (pair + 4 * odd);
             pairs |= (number >> 4 & 3u) << (2 * pair + 8 * odd);
         }
         u64 quants = planes.quants + at * QUANTS + t * (QUANTS / 4);
-#if FORMAT == 6
+#if BYTE_CODES
         Words(quants).at[2 * slot] = bytes[0];
         Words(quants).at[2 * slot + 1] = bytes[1];
 #else
@@ -98,13 +115,27 @@ void main() {
         Halves(planes.high + at * HIGH).at[4 * t + slot] = uint16_t(pairs);
 #endif
     }
+#if FORMAT >= 40
+    // The scales of groups that begin in this chunk.
+    for (u32 first = 32 * slot; first < 32 * slot + 32; first += 16) {
+        if (first % GROUP_VALUES != 0) continue;
+        u64 group = from + (128 * (chunk / 4) + first) / GROUP_VALUES * GROUP_BYTES,
+            to = planes.scales + at * SCALES + first / GROUP_VALUES * SCALE_WORDS * 4;
+        for (u32 w = 0; w < SCALE_WORDS; w++) {
+            u32 word = 0;
+            if (present) word = WORD_AT(group + 4 * w);
+            Words(to).at[w] = word;
+        }
+    }
+#else
     u32 scale = present ? scale_in_file(block, in_block) : 0;
 #if SCALES == 16
     Words(planes.scales + at * SCALES).at[slot] = scale;
 #else
     Halves(planes.scales + at * SCALES).at[slot] = uint16_t(scale);
 #endif
-#if FILE_BLOCK == 256
+#endif
+#if FORMAT == 7 || FORMAT == 8
     if (in_block == 0) {
 #if FORMAT == 7
         u32 factors = half_bits(block) | half_bits(block + 2) << 16;
@@ -127,13 +158,13 @@ void main() {
     u64 row = index / 4 / parts;
     if (row >= p.num_rows || 32 * chunk >= p.k) return;
     Group v = load_group(planes, p.first_row + u32(row), chunk / 4, t);
-    float numbers[8], first, second, add;
+    float numbers[8];
     numbers_of(v, chunk & 3u, numbers);
-    scales_of(v, chunk & 3u, first, second, add);
+    Scales s = scales_of(v, chunk & 3u);
     u64 to = p.to + (row * p.k + 32 * chunk + 4 * t) * SIZE(ACT);
     for (u32 i = 0; i < 4; i++) {
-        STORE(ACT, to, i, fma(first, numbers[i], add));
-        STORE(ACT, to, 16 + i, fma(second, numbers[4 + i], add));
+        STORE(ACT, to, i, fma(s.first, numbers[i], s.add));
+        STORE(ACT, to, 16 + i, fma(s.second, numbers[4 + i], s.second_add));
     }
 }
 
@@ -144,11 +175,11 @@ PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 resid
            u32 n; u32 k;)
 
 // The eight values of part `t` of a row's chunk, which is chunk `slot` of group `at`, scaled.
-void weights_of(Planes planes, u64 at, u32 slot, u32 t, in float scales[3], out float w[8]) {
+void weights_of(Planes planes, u64 at, u32 slot, u32 t, Scales scales, out float w[8]) {
     // The group holds this chunk alone, as its first.
     Group v;
     u64 quants = planes.quants + at * QUANTS + t * (QUANTS / 4);
-#if FORMAT == 6
+#if BYTE_CODES
     v.quants.xy = uvec2(Words(quants).at[2 * slot], Words(quants).at[2 * slot + 1]);
 #else
     v.quants.x = Words(quants).at[slot];
@@ -159,30 +190,36 @@ void weights_of(Planes planes, u64 at, u32 slot, u32 t, in float scales[3], out 
     v.high.x = u32(Halves(planes.high + at * HIGH).at[4 * t + slot]);
 #endif
     numbers_of(v, 0, w);
-    [[unroll]] for (u32 i = 0; i < 8; i++) w[i] = fma(scales[i / 4], w[i], scales[2]);
+    [[unroll]] for (u32 i = 0; i < 4; i++) w[i] = fma(scales.first, w[i], scales.add);
+    [[unroll]] for (u32 i = 4; i < 8; i++) w[i] = fma(scales.second, w[i], scales.second_add);
 }
 
-// The scales of the halves of a row's chunk, and what is added to each value.
-void chunk_scales(Planes planes, u32 row, u32 chunk, out float scales[3]) {
+// The scales of the halves of a row's chunk, and what is added to their values.
+Scales chunk_scales(Planes planes, u32 row, u32 chunk) {
     Group v;
     u64 at = planes.scales + (u64(row) * planes.groups + chunk / 4) * SCALES;
-#if SCALES == 16
+#if FORMAT >= 40
+    // As scales of the group's first chunk.
+    u32 slot = chunk & 3u, first = 32 * slot / GROUP_VALUES, count = (32 * slot + 16) / GROUP_VALUES - first + 1;
+    for (u32 i = 0; i < count * SCALE_WORDS; i++) v.factors[i] = Floats(at).at[first * SCALE_WORDS + i];
+#elif SCALES == 16
     v.scales.x = Words(at).at[chunk & 3u];
 #else
     v.scales.x = u32(Halves(at).at[chunk & 3u]);
 #endif
-#if FILE_BLOCK == 256
+#if FORMAT == 7 || FORMAT == 8
     v.block = Words(planes.blocks + (u64(row) * (planes.groups / 2) + chunk / 8) * 4).at[0];
 #endif
-    scales_of(v, 0, scales[0], scales[1], scales[2]);
+    return scales_of(v, 0);
 }
 
 // Adds the first `chunks` chunks of each row to the sums of `count` tokens.
 void add_chunks(Planes planes, in u32 rows[ROWS], u32 chunks, u64 from, u64 pitch, u32 count, const bool single,
                 inout Sums sums) {
     for (u32 chunk = 0; chunk < chunks; chunk++) {
-        float scales[ROWS][3], w[ROWS][8];
-        [[unroll]] for (u32 r = 0; r < ROWS; r++) chunk_scales(planes, rows[r], chunk, scales[r]);
+        Scales scales[ROWS];
+        float w[ROWS][8];
+        [[unroll]] for (u32 r = 0; r < ROWS; r++) scales[r] = chunk_scales(planes, rows[r], chunk);
         for (u32 t = 0; t < 4; t++) {
             [[unroll]] for (u32 r = 0; r < ROWS; r++)
                 weights_of(planes, u64(rows[r]) * planes.groups + chunk / 4, chunk & 3u, t, scales[r], w[r]);
@@ -248,10 +285,10 @@ void values_of(u64 from, bool vectors, out vec4 low, out vec4 high) {
         if (depth >= p.k) break;                                                                                  \
         float numbers[ROWS][8];                                                                                   \
         UNROLLED for (u32 r = 0; r < ROWS; r++) {                                                                 \
-            float first, second, add;                                                                             \
             numbers_of(v[r], c, numbers[r]);                                                                      \
-            scales_of(v[r], c, first, second, add);                                                               \
-            UNROLLED for (u32 i = 0; i < 8; i++) numbers[r][i] = fma(i < 4 ? first : second, numbers[r][i], add); \
+            Scales s = scales_of(v[r], c);                                                                        \
+            UNROLLED for (u32 i = 0; i < 4; i++) numbers[r][i] = fma(s.first, numbers[r][i], s.add);              \
+            UNROLLED for (u32 i = 4; i < 8; i++) numbers[r][i] = fma(s.second, numbers[r][i], s.second_add);      \
         }                                                                                                         \
         UNROLLED for (u32 token = 0; token < TOKENS; token++) {                                                   \
             if (token >= count) continue;                                                                         \
@@ -274,18 +311,23 @@ void add_group_of_one(in Group v[ROWS], u32 group, u32 t, u64 values, bool vecto
         vec4 low, high;
         values_of(values + depth * SIZE(ACT), vectors, low, high);
         UNROLLED for (u32 r = 0; r < ROWS; r++) {
-            float numbers[8], first, second, add, part = 0.0;
+            float numbers[8], part = 0.0;
             numbers_of(v[r], c, numbers);
-            scales_of(v[r], c, first, second, add);
+            Scales s = scales_of(v[r], c);
             UNROLLED for (u32 i = 0; i < 4; i++) part = fma(numbers[i], low[i], part);
-#if FORMAT == 8
-            sums[r] = fma(first, part, sums[r]);
+#if IS_FINE
+            sums[r] = fma(s.first, part, sums[r]);
             part = 0.0;
 #endif
             UNROLLED for (u32 i = 0; i < 4; i++) part = fma(numbers[4 + i], high[i], part);
-            sums[r] = fma(second, part, sums[r]);
-#if FORMAT == 4 || FORMAT == 7
-            sums[r] = fma(add, (low.x + low.y + low.z + low.w) + (high.x + high.y + high.z + high.w), sums[r]);
+            sums[r] = fma(s.second, part, sums[r]);
+#if HAS_MIN
+            float lows = low.x + low.y + low.z + low.w, highs = high.x + high.y + high.z + high.w;
+#if IS_FINE
+            sums[r] = fma(s.add, lows, fma(s.second_add, highs, sums[r]));
+#else
+            sums[r] = fma(s.add, lows + highs, sums[r]);
+#endif
 #endif
         }
     }

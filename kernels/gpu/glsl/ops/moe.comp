@@ -1,9 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
-// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
-// format: see blocks.glsl).
-// revision: 3
+// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a format
+// in blocks: see blocks.glsl).
+// revision: 4 (it masked the same experts before)
 // check: moe_route moe_linear moe_combine -DACT=f32 -DWEIGHT=f32
 // check: moe_linear -DACT=f32 -DWEIGHT=f16
 // check: moe_linear -DACT=f32 -DWEIGHT=bf16
@@ -19,6 +19,13 @@
 // check: moe_linear -DACT=f32 -DFORMAT=6
 // check: moe_linear -DACT=f16 -DFORMAT=7
 // check: moe_linear -DACT=bf16 -DFORMAT=8
+// check: moe_linear -DACT=f32 -DFORMAT=40
+// check: moe_linear -DACT=bf16 -DFORMAT=43
+// check: moe_linear -DACT=f16 -DFORMAT=47
+// check: moe_linear -DACT=bf16 -DFORMAT=48
+// check: moe_linear -DACT=f16 -DFORMAT=50
+// check: moe_linear -DACT=f32 -DFORMAT=52
+// check: moe_linear -DACT=bf16 -DFORMAT=55
 #define N 8
 // Features of 32 threads of `moe_linear`.
 #define SUMS 4
@@ -143,9 +150,7 @@ void main() {
 // Eight weights of a row from value k on, and one.
 #ifdef FORMAT
 #define WEIGHT_ALIGNED(address) true
-void weights8(u64 row, u32 k, out float w[8]) {
-    for (u32 i = 0; i < 8; i++) w[i] = value_at(row, k + i);
-}
+void weights8(u64 row, u32 k, out float w[8]) { VALUES8_AT(row, k, w) }
 float weight1(u64 row, u32 k) { return value_at(row, k); }
 #else
 #define WEIGHT_ALIGNED(address) ((address) % 16 == 0)

@@ -31,6 +31,10 @@ typedef float float1;
 // Words of the texts that all languages share (../../shared).
 #define FUNCTION INLINE
 #define FLOAT(x) (float)(x)
+#define SIGNED(byte) (float)(i8)(byte)
+#define E4M3(code) e4m3_to_f32((u8)(code))
+#define CONSTANT __constant
+#define FLOATS16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p}
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
@@ -94,6 +98,13 @@ INLINE void store1_bf16(float x, __global bf16 *p, u64 i) { p[i] = f32_to_bf16(x
 VECTOR_CONVERSIONS(4)
 VECTOR_CONVERSIONS(8)
 VECTOR_CONVERSIONS(16)
+
+// a·b rounded, and then c added.
+INLINE float multiply_then_add(float a, float b, float c) {
+#pragma OPENCL FP_CONTRACT OFF
+    float product = a * b;
+    return product + c;
+}
 
 // 8-bit floats (OCP E4M3; beyond the largest: the largest).
 INLINE u8 f32_to_e4m3(float x) {

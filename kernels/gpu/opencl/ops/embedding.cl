@@ -1,8 +1,8 @@
 // `embedding`: rows of the table, dequantised as they are gathered. The table is the file's bytes, row by row, each row
-// padded to `pitch` bytes (a multiple of 16). Block formats are ggml's (ggml-common.h).
+// padded to `pitch` bytes (a multiple of 16).
 //
-// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6
-// Q8_0, 7 Q4_K, 8 Q6_K); OUT = f32, f16 or bf16.
+// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, else one of block_values.h);
+// OUT = f32, f16 or bf16.
 // revision: 1
 // check: -DWEIGHT=0 -DOUT=f32
 // check: -DWEIGHT=1 -DOUT=f32
@@ -15,6 +15,12 @@
 // check: -DWEIGHT=8 -DOUT=f32
 // check: -DWEIGHT=1 -DOUT=f16
 // check: -DWEIGHT=4 -DOUT=bf16
+// check: -DWEIGHT=40 -DOUT=f16
+// check: -DWEIGHT=43 -DOUT=f32
+// check: -DWEIGHT=47 -DOUT=bf16
+// check: -DWEIGHT=48 -DOUT=f32
+// check: -DWEIGHT=50 -DOUT=bf16
+// check: -DWEIGHT=55 -DOUT=f16
 #include "common.h"
 
 #if WEIGHT == 0

@@ -1,13 +1,13 @@
-// `linear` of GGUF formats: packing their blocks into planes, unpacking them for a library product, and the product
-// with few tokens, which reads the packed planes once and never writes a weight. The planes' layout stands in
-// quantized.h.
+// `linear` of weights in blocks, GGUF's and canonical ones: packing them into planes, unpacking them for a library
+// product, and the product with few tokens, which reads the packed planes once and never writes a weight. The planes'
+// layout stands in quantized.h.
 //
 // LANES work-items an output row (see product.h): each takes chunks of 32 values, eight tokens at a time, in f32.
 //
 // Definitions: FORMAT (see quantized.h), ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.h); MATRIX has no meaning
 // here. quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉,
 // 256 threads. linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
-// revision: 1
+// revision: 2
 // check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
 // check: -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=1
 // check: -DFORMAT=5 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
@@ -15,9 +15,17 @@
 // check: -DFORMAT=7 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: -DFORMAT=8 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=2
 // check: -DFORMAT=4 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0 -DHALYARD_CPU
+// check: -DFORMAT=40 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=45 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=48 -DACT=bf16 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=50 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=55 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=52 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0 -DHALYARD_CPU
 #include "product.h"
 #include "quantized.h"
 
+#if FORMAT < 40
 // The stored number of value `j` (0 .. 31) of chunk `chunk` of a file's block.
 INLINE u32 number_in_file(const __global u8 *block, u32 chunk, u32 j) {
 #if FORMAT == 3
@@ -55,6 +63,7 @@ INLINE u32 scale_in_file(const __global u8 *block, u32 chunk) {
     return half_in_file(block);
 #endif
 }
+#endif
 
 // Rows `first_row ..` of the matrix from canonical bytes. A work-item a chunk.
 KERNEL void quantized_pack(const __global u8 *file, __global u8 *packed, u32 n, u32 k, u32 first_row, u32 num_rows) {
@@ -64,24 +73,40 @@ KERNEL void quantized_pack(const __global u8 *file, __global u8 *packed, u32 n, 
     u64 local_row = index / chunks;
     if (local_row >= num_rows) return;
     u64 at = (first_row + local_row) * p.groups + chunk / 4;
-    u32 slot = chunk & 3, in_block = chunk % (FILE_BLOCK / 32);
+    u32 slot = chunk & 3;
     bool present = 32 * chunk < k;
+#if FORMAT >= 40
+    const __global u8 *row = file + local_row * (k / GROUP_VALUES) * GROUP_BYTES;
+#define NUMBER_IN_FILE(j) code_at(row, 32 * chunk + (j))
+#else
+    u32 in_block = chunk % (FILE_BLOCK / 32);
     const __global u8 *block = file + (local_row * (k / FILE_BLOCK) + 32 * chunk / FILE_BLOCK) * FILE_BYTES;
+#define NUMBER_IN_FILE(j) number_in_file(block, in_block, j)
+#endif
     for (u32 t = 0; t < 4; t++) {
         u32 word = 0, fifth = 0, pairs = 0;
         __global u8 *quants = p.quants + at * QUANT_BYTES + t * (QUANT_BYTES / 4);
         for (u32 i = 0; i < 8; i++) {
-            u32 number = present ? number_in_file(block, in_block, (i < 4 ? 0 : 16) + 4 * t + (i & 3)) : 0;
+            u32 number = present ? NUMBER_IN_FILE((i < 4 ? 0 : 16) + 4 * t + (i & 3)) : 0;
             u32 odd = i & 1, pair = i / 2;
-            if (FORMAT == 6) quants[8 * slot + i] = (u8)number;
+            if (BYTE_CODES) quants[8 * slot + i] = (u8)number;
             word |= (number & 15) << (4 * (pair + 4 * odd));
             fifth |= (number >> 4 & 1) << (pair + 4 * odd);
             pairs |= (number >> 4 & 3) << (2 * pair + 8 * odd);
         }
-        if (FORMAT != 6) ((__global u32 *)quants)[slot] = word;
+        if (!BYTE_CODES) ((__global u32 *)quants)[slot] = word;
         if (FORMAT == 5) p.high[at * HIGH_BYTES + 4 * t + slot] = (u8)fifth;
         if (FORMAT == 8) ((__global u16 *)(p.high + at * HIGH_BYTES))[4 * t + slot] = (u16)pairs;
     }
+#if FORMAT >= 40
+    // The scales of groups that begin in this chunk.
+    for (u32 first = 32 * slot; first < 32 * slot + 32; first += 16) {
+        if (first % GROUP_VALUES != 0) continue;
+        u32 group = (128 * (chunk / 4) + first) / GROUP_VALUES;
+        __global u32 *to = (__global u32 *)(p.scales + at * SCALE_BYTES) + first / GROUP_VALUES * SCALE_WORDS;
+        for (u32 w = 0; w < SCALE_WORDS; w++) to[w] = present ? WORD_AT(row + group * GROUP_BYTES + 4 * w) : 0;
+    }
+#else
     u32 scale = present ? scale_in_file(block, in_block) : 0;
     if (SCALE_BYTES == 16) {
         ((__global u32 *)(p.scales + at * SCALE_BYTES))[slot] = scale;
@@ -92,6 +117,7 @@ KERNEL void quantized_pack(const __global u8 *file, __global u8 *packed, u32 n, 
         u32 factors = FORMAT == 7 ? half_in_file(block) | half_in_file(block + 2) << 16 : half_in_file(block + 208);
         ((__global u32 *)p.blocks)[(first_row + local_row) * (p.groups / 2) + chunk / 8] = factors;
     }
+#endif
 }
 
 // Rows `first_row ..` as plain values, row-major. The first of every four work-items does a chunk.

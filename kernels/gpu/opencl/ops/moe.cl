@@ -1,6 +1,6 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
-// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
-// format: see blocks.h).
+// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a format
+// in blocks: see blocks.h).
 // revision: 4
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f16 -DWEIGHT=f16
@@ -11,6 +11,13 @@
 // check: -DACT=f32 -DFORMAT=6
 // check: -DACT=f16 -DFORMAT=7
 // check: -DACT=bf16 -DFORMAT=8
+// check: -DACT=f32 -DFORMAT=40
+// check: -DACT=bf16 -DFORMAT=43
+// check: -DACT=f16 -DFORMAT=47
+// check: -DACT=bf16 -DFORMAT=48
+// check: -DACT=f16 -DFORMAT=50
+// check: -DACT=f32 -DFORMAT=52
+// check: -DACT=bf16 -DFORMAT=55
 #include "common.h"
 #ifdef FORMAT
 #include "blocks.h"
@@ -114,8 +121,16 @@ KERNEL void moe_route(const __global float *logits, u32 logits_stride, __global 
 // Eight weights of a row from value k on, and one.
 #ifdef FORMAT
 INLINE float8 weights8(const __global u8 *row, u32 k) {
+#if FORMAT >= 40
+    float scale = scale_at(row, k), low = min_at(row, k);
+    u32 a = codes_at(row, k), b = codes_at(row, k + 4);
+    return (float8)(SCALED(scale, low, a & 255), SCALED(scale, low, a >> 8 & 255), SCALED(scale, low, a >> 16 & 255),
+                    SCALED(scale, low, a >> 24), SCALED(scale, low, b & 255), SCALED(scale, low, b >> 8 & 255),
+                    SCALED(scale, low, b >> 16 & 255), SCALED(scale, low, b >> 24));
+#else
     return (float8)(value_at(row, k), value_at(row, k + 1), value_at(row, k + 2), value_at(row, k + 3),
                     value_at(row, k + 4), value_at(row, k + 5), value_at(row, k + 6), value_at(row, k + 7));
+#endif
 }
 INLINE float weight1(const __global u8 *row, u32 k) { return value_at(row, k); }
 #else

@@ -1,4 +1,4 @@
-//! Runs kernels for AMD's matrix units on the processor, lane by lane, and compares their results with sums in double
+//! Runs kernels for AMD's GPUs on the processor, lane by lane, and compares their results with sums in double
 //! precision. Needs no GPU, only a clang for this machine (the usual names, or the file that HALYARD_CLANG names);
 //! without it the test says so and passes. `emulator.cpp` has the operand layouts from AMD's documents: these tests
 //! check the kernels against the documents, not the documents against the hardware.
@@ -100,6 +100,22 @@ fn linears_of_many_tokens_are_right_on_matrix_units() {
             &["-DACT=f16", "-DWEIGHT=f16", "-DOUT=f32", "-DEPILOGUE=0"],
         ],
     );
+}
+
+/// Every kind of codes, and the smallest and the largest groups.
+#[test]
+fn linears_of_canonical_formats_are_right() {
+    for format in [40, 43, 45, 48, 50, 55] {
+        let (format, act) = (
+            format!("-DFORMAT={format}"),
+            if format % 2 == 0 { "bf16" } else { "f32" },
+        );
+        let (act, out) = (format!("-DACT={act}"), format!("-DOUT={act}"));
+        check_all(
+            "linear_quantized",
+            &[&[&format, &act, &out, "-DMATRIX=0", "-DEPILOGUE=0"]],
+        );
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use halyard_platform_api::{DType, ops};
 
+use super::dots;
 use super::layout::WeightLayout;
 use super::round_tokens;
 use super::scaled_tiles;
@@ -33,7 +34,7 @@ pub(super) enum PathName {
     MatrixTiles,
     /// Own tiles in f32.
     Tiles,
-    /// Planes over tokens rounded to 8 bits.
+    /// GGUF's planes over tokens rounded to 8 bits.
     IntegerDots,
     /// The kernels of the weight's layout.
     Layout,
@@ -84,7 +85,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
     let Request { op, layout, .. } = of;
     let there = |path: &PathName| !missing.contains(path);
     let matrix_units = facts.matrix_units && layout.takes_small_batches(op);
-    let dots = matches!(layout, WeightLayout::Planes(_)) && op.allow_quantized_act && policy.integer_dots;
+    let dots = dots::takes(layout) && op.allow_quantized_act && policy.integer_dots;
 
     let own_tokens = own_tokens(of, matrix_units, policy);
     let row_bytes = u64::from(op.in_features) * op.act.bytes() as u64;
@@ -278,6 +279,14 @@ mod tests {
             "from 9 tiles in f32, others plain kernel"
         );
         assert_eq!(described(&plain, &policy, &[]), "from 9 product, others plain kernel");
+        // The kernels over rounded tokens know GGUF's formats only.
+        let canonical = op(WeightFormat::U4G128, DType::BF16, true);
+        let with_dots = Policy {
+            integer_dots: true,
+            ..policy.clone()
+        };
+        let without = "from 33 tiles on matrix units, others plain kernel";
+        assert_eq!(described(&canonical, &with_dots, &no_product), without);
         // Rounded tokens do better than tiles in f32.
         let rounded = op(WeightFormat::Q4_0, DType::BF16, true);
         let dots = Policy {

@@ -7,12 +7,12 @@ use halyard_platform_api::Result;
 use halyard_platform_api::ops;
 
 use super::call::{Call, Path};
-use super::layout::GROUP;
+use super::layout::{GROUP, WeightLayout};
 use super::plain::TOKENS;
-use super::quantized::format_code;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::formats::code;
 use crate::ops::names::{epilogue_code, type_name};
 
 /// Bytes of a rounded token a group of 128 values: codes, and four scales.
@@ -26,6 +26,11 @@ const THREADS: u32 = 256;
 const OTHER_SHARED_BYTES: u64 = 4 << 10;
 /// Most scratch for rounded tokens.
 const SCRATCH_BYTES: u64 = 64 << 20;
+
+/// Whether the kernels read weights that lie so: those of GGUF, whose numbers are whole in every format.
+pub(super) fn takes(layout: WeightLayout) -> bool {
+    matches!(layout, WeightLayout::Planes(format) if !format.is_canonical())
+}
 
 /// Compiled.
 pub(super) struct Dots {
@@ -41,9 +46,9 @@ pub(super) struct Dots {
 
 impl Dots {
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear) -> Result<Dots> {
-        let code = format_code(op.weight);
+        let code = code(op.weight);
         let defines = [
-            ("FORMAT", code.as_str()),
+            ("FORMAT", code),
             ("ACT", type_name(op.act)),
             ("OUT", type_name(op.out)),
             ("EPILOGUE", epilogue_code(op.epilogue)),

@@ -1,5 +1,5 @@
-//! How a weight lies in device memory. Plain values stay row-major \[N, K\]; GGUF formats lie as planes
-//! (`quantized.cuh`), 8-bit floats as rows of codes and a scale a row (`scaled.cuh`).
+//! How a weight lies in device memory. Plain values stay row-major \[N, K\]; formats in blocks, GGUF's and canonical
+//! ones, lie as planes (`quantized.cuh`), 8-bit floats as rows of codes and a scale a row (`scaled.cuh`).
 
 use halyard_platform_api::{DType, WeightFormat, ops};
 
@@ -53,6 +53,12 @@ impl WeightLayout {
 
 /// Bytes a group of each plane, and whether there is a word for every two groups: quants, high bits, scales.
 const fn planes(format: WeightFormat) -> ([u64; 3], bool) {
+    if format.is_canonical() {
+        let layout = format.layout();
+        let (values, scales) = (layout.block_values as u64, layout.scale_bytes() as u64);
+        let codes = layout.block_bytes as u64 - scales;
+        return ([codes * GROUP / values, 0, scales * GROUP / values], false);
+    }
     match format {
         WeightFormat::Q4_1 => ([64, 0, 16], false),
         WeightFormat::Q5_0 => ([64, 16, 8], false),

@@ -1,5 +1,5 @@
-//! GGUF formats: their planes (layout in quantized.cuh), packed and unpacked on the device, and the product that reads
-//! them as they are.
+//! Formats in blocks, GGUF's and canonical ones: their planes (layout in quantized.cuh), packed and unpacked on the
+//! device, and the product that reads them as they are.
 
 use halyard_kernels_gpu::LINEAR_QUANTIZED;
 use halyard_platform_api::ops;
@@ -11,20 +11,17 @@ use super::plain::TOKENS;
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::formats::code;
 use crate::ops::names::{epilogue_code, type_name};
 
 /// Warps of a matrix block, and floats that one of them leaves for a token.
 const WARPS: u32 = 8;
 const COLUMN: u32 = 20;
 
-/// The number of a format in the kernels.
-pub(super) fn format_code(format: WeightFormat) -> String {
-    (format as u32).to_string()
-}
-
-/// Whether planes are multiplied on matrix units.
+/// Whether planes are multiplied on matrix units: codes are numbers that 16-bit types hold, but for NF4 and FP4.
 fn on_matrix_units(cx: &Preparation<'_>, op: &ops::Linear) -> bool {
-    cx.facts().matrix_units && op.act != DType::F32
+    let exact = !matches!(op.weight, WeightFormat::Nf4G64 | WeightFormat::Fp4G64);
+    cx.facts().matrix_units && op.act != DType::F32 && exact
 }
 
 /// Compiled.
@@ -41,10 +38,10 @@ pub(super) struct Quantized {
 
 impl Quantized {
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<Quantized> {
-        let code = format_code(format);
+        let code = code(format);
         let half = on_matrix_units(cx, op);
         let defines = [
-            ("FORMAT", code.as_str()),
+            ("FORMAT", code),
             ("ACT", type_name(op.act)),
             ("OUT", type_name(op.out)),
             ("MATRIX", if half { "1" } else { "0" }),
@@ -118,9 +115,9 @@ pub(super) struct Unpack {
 
 impl Unpack {
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<Unpack> {
-        let code = format_code(format);
+        let code = code(format);
         let defines = [
-            ("FORMAT", code.as_str()),
+            ("FORMAT", code),
             ("ACT", type_name(op.act)),
             ("OUT", type_name(op.out)),
             ("MATRIX", if on_matrix_units(cx, op) { "1" } else { "0" }),

@@ -69,6 +69,16 @@ fn a_refusal_names_value_and_remedy() {
         ..op(WeightFormat::Q4K, DType::BF16)
     });
     assert!(odd.contains("500") && odd.contains("256"), "{odd}");
+    let fine = error(ops::Linear {
+        in_features: 48,
+        ..op(WeightFormat::U4G16, DType::BF16)
+    });
+    assert!(fine.contains("48 inputs of U4_G16") && fine.contains("BF16"), "{fine}");
+    let foreign = error(op(WeightFormat::Q2K, DType::BF16));
+    assert!(
+        foreign.contains("Q2_K are not read here") && foreign.contains("NF4"),
+        "{foreign}"
+    );
     let empty = error(ops::Linear {
         out_features: 0,
         ..op(WeightFormat::BF16, DType::BF16)

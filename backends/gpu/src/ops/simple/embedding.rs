@@ -1,13 +1,13 @@
 //! `embedding`: the table stays as the file has it, rows padded to 16 bytes, and is dequantised as rows are gathered.
 
 use halyard_kernels_gpu::EMBEDDING;
-use halyard_platform_api::{DType, Error, Result, WeightFormat, ops};
+use halyard_platform_api::{DType, Error, Result, ops};
 
 use super::support::{Entries, Operands, act_name, blocks, not_zero};
 use crate::driver::DevicePtr;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
-use crate::ops::linear::{READ, reads};
+use crate::ops::formats::{IN_BLOCKS, code, in_blocks};
 use crate::view::View;
 
 const THREADS: u32 = 128;
@@ -28,9 +28,9 @@ impl Embedding {
     pub(super) fn new(op: &ops::Embedding) -> Result<Embedding> {
         not_zero("embedding", "width", op.width)?;
         let out = act_name("embedding", op.out)?;
-        if !reads(op.weight) {
+        if !op.weight.is_plain() && !in_blocks(op.weight) {
             return Err(Error::unsupported(format!(
-                "embedding: a table of {} is not read here; {READ} are",
+                "embedding: a table of {} is not read here; F32, F16, BF16, {IN_BLOCKS} are",
                 op.weight.name()
             )));
         }
@@ -42,11 +42,6 @@ impl Embedding {
                 op.weight
             )));
         };
-        if op.weight == WeightFormat::F8E4M3 {
-            return Err(Error::unsupported(
-                "embedding: a table of 8-bit floats is not read here; hold it in BF16, F16 or F32",
-            ));
-        }
         let defines = [("WEIGHT", code(op.weight)), ("OUT", out)];
         let row_bytes = row_bytes as u64;
         Ok(Embedding {
@@ -56,12 +51,6 @@ impl Embedding {
             entries: Entries::new(EMBEDDING, &defines, &["embedding_vector", "embedding_scalar"]),
         })
     }
-}
-
-/// The contract's code of a format, as a definition.
-fn code(format: WeightFormat) -> &'static str {
-    const CODES: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
-    CODES.get(format as usize).copied().unwrap_or("0")
 }
 
 impl Kernel for Embedding {
