@@ -136,6 +136,7 @@ agrees_with_hugging_face! {
     deepseek_v2_agrees_with_hugging_face: "deepseek-v2", "deepseek-v2/goldens.json", over 2, over 4;
     deepseek_v3_agrees_with_hugging_face: "deepseek-v3", "deepseek-v3/goldens.json", over 2, over 4;
     deepseek_v3_gguf_agrees_with_hugging_face: "gguf/deepseek-v3-gguf.gguf", "gguf/deepseek-v3-gguf.golden.json";
+    deepseek_v3_in_fp8_agrees_with_hugging_face: "deepseek-v3-fp8", "deepseek-v3-fp8/goldens.json", over 2, over 4;
     gpt_oss_agrees_with_hugging_face: "gpt-oss", "gpt-oss/goldens.json", over 2;
     gpt_oss_in_mxfp4_agrees_with_hugging_face: "gpt-oss-mxfp4", "gpt-oss-mxfp4/goldens.json", over 2;
     nemotron_agrees_with_hugging_face: "nemotron", "nemotron/goldens.json", over 2;
