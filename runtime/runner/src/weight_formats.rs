@@ -118,6 +118,8 @@ impl<'a> WeightFormats<'a> {
                 weight,
                 dtype: act,
                 max_tokens,
+                first_expert: 0,
+                total_experts: 0,
             }
             .into(),
             Reader::Heads => HeadLinear {

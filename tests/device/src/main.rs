@@ -21,7 +21,7 @@ use options::{Check, Options};
 use table::Table;
 
 /// Tiny models, their goldens.
-const FAMILIES: [(&str, &str); 30] = [
+const FAMILIES: [(&str, &str); 31] = [
     ("llama", "llama/goldens.json"),
     ("llama3-rope", "llama3-rope/goldens.json"),
     ("smollm2", "smollm2/goldens.json"),

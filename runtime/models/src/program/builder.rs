@@ -68,7 +68,7 @@ impl<'a> Builder<'a> {
         Ok(Self {
             model,
             options,
-            local: LocalSizes::of(model, options.shard)?,
+            local: LocalSizes::of(model, options.shard, options.expert_parallel)?,
             format_of,
             built,
             lowered: None,
