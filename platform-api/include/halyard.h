@@ -1908,23 +1908,29 @@ typedef struct halyard_moe_route_desc {
 
 /** Op moe_linear (HALYARD_OP_MOE_LINEAR).
  *
- * out[t, j] = x[t, j or 0] · Wₑᵀ + biasₑ with e = experts[t, j]. */
+ * out[t, j] = x[t, j or 0] · Wₑᵀ + biasₑ with e = experts[t, j].
+ *
+ * Of expert parallel ranks each has some of the experts: weight and bias are those of the experts from first_expert
+ * on, and out[t, j] is 0 where e is another one. */
 typedef struct halyard_moe_linear_desc {
     uint32_t struct_size;
     uint32_t in_features; /**< K: values of a row of x. */
     uint32_t out_features; /**< N of one expert. */
-    uint32_t num_experts; /**< Experts. */
+    uint32_t num_experts; /**< Experts whose matrices are here. */
     uint32_t top_k; /**< Experts of a token. */
     uint32_t weight; /**< Format of the weight (HALYARD_WEIGHT_). */
     uint32_t dtype; /**< Type of x and out (HALYARD_DTYPE_). */
     uint32_t max_tokens; /**< Most tokens of one call. */
+    uint32_t first_expert; /**< The first of them; first_expert + num_experts is at most total_experts. */
+    uint32_t total_experts; /**< Experts that are chosen from. 0: num_experts, which are all, and first_expert is 0. */
 } halyard_moe_linear_desc;
 #define halyard_moe_linear_desc_base_size 32u
 /** Read. [T, top_k, in_features] `dtype`; or [T, 1, in_features]: one input for all choices. */
 #define HALYARD_MOE_LINEAR_X 0u
 /** Const. Packed weight of num_experts · out_features rows of in_features values, expert by expert. */
 #define HALYARD_MOE_LINEAR_WEIGHT 1u
-#define HALYARD_MOE_LINEAR_EXPERTS 2u /**< Read. [T, top_k] i32, each from 0 to num_experts − 1. */
+/** Read. [T, top_k] i32, each from 0 to num_experts − 1, or to total_experts − 1 where that is not 0. */
+#define HALYARD_MOE_LINEAR_EXPERTS 2u
 #define HALYARD_MOE_LINEAR_OUT 3u /**< Write. [T, top_k, out_features] `dtype`. */
 #define HALYARD_MOE_LINEAR_BIAS 4u /**< Const, optional. [num_experts, out_features] f32. */
 #define HALYARD_MOE_LINEAR_NUM_OPERANDS 5u

@@ -100,6 +100,8 @@ pub(crate) fn check(spec: &OpSpec) -> Result<()> {
         }
         OpSpec::MoeLinear(op) => {
             float("dtype", op.dtype);
+            let fits = op.check();
+            r.require(fits.is_ok(), || fits.err().map_or_else(String::new, |e| e.message));
             require_row(&mut r, op.weight, op.in_features);
         }
         OpSpec::MoeCombine(op) => float("dtype", op.dtype),

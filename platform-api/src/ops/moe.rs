@@ -95,12 +95,15 @@ impl MoeRoute {
 
 op! {
     /// out\[t, j\] = x\[t, j or 0\] · Wₑᵀ + biasₑ with e = experts\[t, j\].
+    ///
+    /// Of expert parallel ranks each has some of the experts: weight and bias are those of the experts from
+    /// first_expert on, and out\[t, j\] is 0 where e is another one.
     pub struct MoeLinear = 23 "moe_linear", wire MoeLinearDesc = "halyard_moe_linear_desc" {
         /// K: values of a row of x.
         in_features: u32,
         /// N of one expert.
         out_features: u32,
-        /// Experts.
+        /// Experts whose matrices are here.
         num_experts: u32,
         /// Experts of a token.
         top_k: u32,
@@ -110,18 +113,54 @@ op! {
         dtype: DType,
         /// Most tokens of one call.
         max_tokens: u32,
+    } appended {
+        /// The first of them; first_expert + num_experts is at most total_experts.
+        first_expert: u32,
+        /// Experts that are chosen from. 0: num_experts, which are all, and first_expert is 0.
+        total_experts: u32,
     }
     operands {
         /// \[T, top_k, in_features\] `dtype`; or \[T, 1, in_features\]: one input for all choices.
         x: Read,
         /// Packed weight of num_experts · out_features rows of in_features values, expert by expert.
         weight: Const,
-        /// \[T, top_k\] i32, each from 0 to num_experts − 1.
+        /// \[T, top_k\] i32, each from 0 to num_experts − 1, or to total_experts − 1 where that is not 0.
         experts: Read,
         /// \[T, top_k, out_features\] `dtype`.
         out: Write,
         /// \[num_experts, out_features\] f32.
         bias: Const?y,
+    }
+}
+
+impl MoeLinear {
+    /// Checks that the experts that are here are some of all.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the fields and their values.
+    pub fn check(&self) -> Result<()> {
+        let (first, here, all) = (self.first_expert, self.num_experts, self.total_experts);
+        let fits = match all {
+            0 => first == 0,
+            all => first.checked_add(here).is_some_and(|end| end <= all),
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "moe_linear: first_expert {first} and num_experts {here} are not in total_experts {all}"
+            ))),
+        }
+    }
+
+    /// Where an expert's matrix is; `None`: on another rank.
+    pub fn place(&self, expert: u32) -> Option<usize> {
+        let place = expert.checked_sub(self.first_expert)?;
+        (place < self.num_experts).then_some(place as usize)
+    }
+
+    /// Experts that are chosen from.
+    pub fn all_experts(&self) -> u32 {
+        self.total_experts.max(self.num_experts)
     }
 }
 

@@ -66,6 +66,9 @@ pub struct ModelConfig {
     pub allow_quantized_act: bool,
     /// Attention backend by name; `None`: the platform's best.
     pub attention_backend: Option<String>,
+    /// Over several devices each has some of the experts, and these whole (vLLM's name); else some columns of every
+    /// expert.
+    pub enable_expert_parallel: bool,
     /// Overrides of the model's own files.
     pub overrides: ModelOverrides,
 }
@@ -259,6 +262,7 @@ impl EngineConfig {
                 seed: 0,
                 allow_quantized_act: false,
                 attention_backend: None,
+                enable_expert_parallel: false,
                 overrides: ModelOverrides::default(),
             },
             cache: CacheConfig::default(),
@@ -297,6 +301,7 @@ impl EngineConfig {
             max_num_batched_tokens: self.scheduler.max_num_batched_tokens,
             async_depth: self.scheduler.async_depth,
             recording: self.recording.clone(),
+            expert_parallel: self.model.enable_expert_parallel,
             lora: self.lora.as_ref().map(LoraConfig::slots).transpose()?,
             max_drafts: self
                 .speculative

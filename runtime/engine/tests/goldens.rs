@@ -61,6 +61,7 @@ families! {
     deepseek_v3_on_cpu, deepseek_v3_on_reference => "deepseek-v3", "deepseek-v3/goldens.json";
     deepseek_v3_gguf_on_cpu, deepseek_v3_gguf_on_reference => "gguf/deepseek-v3-gguf.gguf",
         "gguf/deepseek-v3-gguf.golden.json";
+    deepseek_v3_fp8_on_cpu, deepseek_v3_fp8_on_reference => "deepseek-v3-fp8", "deepseek-v3-fp8/goldens.json";
     gpt_oss_on_cpu, gpt_oss_on_reference => "gpt-oss", "gpt-oss/goldens.json";
     gpt_oss_mxfp4_on_cpu, gpt_oss_mxfp4_on_reference => "gpt-oss-mxfp4", "gpt-oss-mxfp4/goldens.json";
     nemotron_on_cpu, nemotron_on_reference => "nemotron", "nemotron/goldens.json";

@@ -112,6 +112,8 @@ ranks_equal_one_device! {
     smollm2: "smollm2", 3;
     // Every rank holds the whole cache of latents.
     deepseek_v3: "deepseek-v3", 2 4;
+    // Blocks of 128 rows and columns are cut inside, by heads and by ranks.
+    deepseek_v3_fp8: "deepseek-v3-fp8", 2 4;
 }
 
 /// The check that GPU machines run.

@@ -56,6 +56,7 @@ fn options() -> ProgramOptions {
         max_logits_rows: 6,
         allow_quantized_act: false,
         narrow_last_layer: true,
+        expert_parallel: false,
         communicator: 0,
         shard: Shard::WHOLE,
         lora: None,

@@ -70,6 +70,8 @@ pub struct Options {
     #[serde(default = "one")]
     tensor_parallel_size: u32,
     #[serde(default)]
+    enable_expert_parallel: bool,
+    #[serde(default)]
     platform: Option<String>,
     #[serde(default)]
     device: u32,
@@ -138,6 +140,7 @@ impl Options {
         model.max_model_len = self.max_model_len;
         model.seed = self.seed;
         model.allow_quantized_act = self.allow_quantized_act;
+        model.enable_expert_parallel = self.enable_expert_parallel;
         model.attention_backend = self.attention_backend.clone().filter(|name| name != "auto");
         model.overrides.tokenizer.clone_from(&self.tokenizer);
         model.overrides.chat_template.clone_from(&self.chat_template);

@@ -28,6 +28,9 @@ pub struct RunnerConfig {
     pub async_depth: Option<u32>,
     /// Recorded decode steps.
     pub recording: RecordingConfig,
+    /// Over several devices each has some of the experts, and these whole (vLLM's `enable_expert_parallel`); else some
+    /// columns of every expert.
+    pub expert_parallel: bool,
     /// Adapter slots; `None`: no adapters are served.
     pub lora: Option<LoraSlots>,
     /// Most drafted tokens that a row verifies in a step.
@@ -65,6 +68,7 @@ impl Default for RunnerConfig {
             max_num_batched_tokens: None,
             async_depth: None,
             recording: RecordingConfig::default(),
+            expert_parallel: false,
             lora: None,
             max_drafts: 0,
             hidden_states: false,

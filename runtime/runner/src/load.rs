@@ -20,7 +20,7 @@ use crate::group::RankGroup;
 use crate::kv_memory::{self, KvNeeds};
 use crate::lora_memory::LoraMemory;
 use crate::memory::{ResultRing, RowState, StepState};
-use crate::parallel::{group_id, join, on_every_rank, plan_ranks};
+use crate::parallel::{check_experts, experts_note, group_id, join, on_every_rank, plan_ranks};
 use crate::plan::{MIN_LOGITS_ROWS, Plan};
 use crate::preparer::Preparer;
 use crate::recording::Recordings;
@@ -132,6 +132,7 @@ pub fn load(
         return Err(RunnerError::Internal("no rank was loaded"));
     };
     ranks[0].notes.extend(note);
+    ranks[0].notes.extend(experts_note(config, devices.len()));
     let group = (devices.len() > 1).then(|| RankGroup::new(devices.len() as u32));
     let finish = |mut rank: RankLoad| {
         let number = rank.plan.options.shard.rank;
@@ -203,6 +204,8 @@ fn load_rank(
     let format_of = |role| formats.of(role);
     let forward = build_forward(&files.description, &plan.kv, &plan.options, &format_of)?;
     let head = build_head(&files.description, &plan.options, &format_of)?;
+    check_experts(&*device, &forward)?;
+    check_experts(&*device, &head)?;
     let queue = device.create_queue(QueueKind::Compute)?;
     let rows = RowState::allocate(&*device, &plan.capacities)?;
     let step = StepState::allocate(&*device, &plan.capacities)?;

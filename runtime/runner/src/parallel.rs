@@ -4,12 +4,16 @@
 use std::sync::Arc;
 
 use halyard_models::ModelFiles;
-use halyard_models::program::Shard;
-use halyard_platform_api::{Capabilities, Communicator, CommunicatorDesc, CommunicatorId, Device, Status};
+use halyard_models::program::{ModelProgram, Shard};
+use halyard_platform_api::ops::MoeLinear;
+use halyard_platform_api::{Capabilities, Communicator, CommunicatorDesc, CommunicatorId, Device, OpSpec, Status};
 
 use crate::config::RunnerConfig;
 use crate::error::RunnerError;
 use crate::plan::{Plan, plan};
+
+/// The option of expert parallelism.
+const EXPERT_PARALLEL: &str = "--enable-expert-parallel";
 
 /// Settles every rank's numbers. Rank 0 chooses what the configuration leaves open, the others take it over or refuse
 /// it.
@@ -33,6 +37,16 @@ pub(crate) fn plan_ranks(
             message,
         });
     }
+    let has_experts = files.description.layers.iter().any(|layer| layer.mlp.num_experts() > 0);
+    if config.expert_parallel && !has_experts {
+        let model = &files.description.architecture;
+        let message =
+            format!("{model} has no layer with experts; leave it out, --tensor-parallel-size divides every layer");
+        return Err(RunnerError::Config {
+            name: EXPERT_PARALLEL,
+            message,
+        });
+    }
     let Some(device) = devices.first() else {
         return Err(RunnerError::Config {
             name: "--tensor-parallel-size",
@@ -49,6 +63,48 @@ pub(crate) fn plan_ranks(
         plans.push(of_rank);
     }
     Ok(plans)
+}
+
+/// Checks that the platform computes with some of the experts, where it does with all of them. (What it does not compute
+/// at all stands in the list of missing ops.)
+///
+/// # Errors
+/// The option, with the platform's reason.
+pub(crate) fn check_experts(device: &dyn Device, program: &ModelProgram) -> Result<(), RunnerError> {
+    let some = program.program.nodes.iter().filter_map(|node| match &node.spec {
+        OpSpec::MoeLinear(op) if op.total_experts > 0 => Some(op),
+        _ => None,
+    });
+    for op in some {
+        let Err(why) = device.ops().support(&op.clone().into()) else {
+            continue;
+        };
+        let all = MoeLinear {
+            first_expert: 0,
+            total_experts: 0,
+            ..op.clone()
+        };
+        if device.ops().support(&all.into()).is_ok() {
+            let message = format!(
+                "{} has no op for some of the experts ({}); leave it out, --tensor-parallel-size divides every expert",
+                device.info().name,
+                why.message
+            );
+            return Err(RunnerError::Config {
+                name: EXPERT_PARALLEL,
+                message,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What expert parallelism came to, for the log.
+pub(crate) fn experts_note(config: &RunnerConfig, ranks: usize) -> Option<String> {
+    config.expert_parallel.then(|| match ranks {
+        1 => format!("{EXPERT_PARALLEL}: one device has all experts; --tensor-parallel-size divides them"),
+        _ => format!("experts: each of {ranks} ranks has some of every layer's, whole"),
+    })
 }
 
 /// The configuration with everything named that rank 0 has chosen.

@@ -128,6 +128,7 @@ pub(crate) fn plan(
         narrow_last_layer: config.lora.is_none(),
         communicator: 0,
         shard,
+        expert_parallel: config.expert_parallel,
         lora: None,
     };
     let lora = config.lora.as_ref().map(|lora| lora.options(act)).transpose()?;

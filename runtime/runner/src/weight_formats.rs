@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use halyard_models::program::ProgramOptions;
 use halyard_models::weights::{Linear as LinearOf, Part};
 use halyard_models::{ModelFiles, Result, Role};
-use halyard_platform_api::ops::{Embedding, Epilogue, Linear, MoeLinear};
+use halyard_platform_api::ops::{Embedding, Epilogue, HeadLinear, Linear, MoeLinear};
 use halyard_platform_api::{Device, OpSpec, WeightFormat};
 
 use crate::error::RunnerError;
@@ -17,6 +17,7 @@ enum Reader {
     Embedding,
     Linear,
     Experts,
+    Heads,
 }
 
 /// What was settled for a format in an op.
@@ -56,6 +57,7 @@ impl<'a> WeightFormats<'a> {
         let reader = match role {
             Role::Embedding | Role::Positions => Reader::Embedding,
             Role::Layer(_, Part::Weight(LinearOf::Expert(..))) => Reader::Experts,
+            Role::Layer(_, Part::Weight(LinearOf::KeyUp | LinearOf::ValueUp)) => Reader::Heads,
             _ => Reader::Linear,
         };
         let mut settled = self.settled.borrow_mut();
@@ -113,6 +115,17 @@ impl<'a> WeightFormats<'a> {
                 out_features: rows,
                 num_experts: 2,
                 top_k: 1,
+                weight,
+                dtype: act,
+                max_tokens,
+                first_expert: 0,
+                total_experts: 0,
+            }
+            .into(),
+            Reader::Heads => HeadLinear {
+                num_heads: 1,
+                in_features: columns,
+                out_features: rows,
                 weight,
                 dtype: act,
                 max_tokens,

@@ -112,6 +112,11 @@ pub struct PlatformArgs {
     #[arg(long, value_name = "COUNT", env = "HALYARD_TENSOR_PARALLEL_SIZE", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub tensor_parallel_size: u32,
+    /// With --tensor-parallel-size: give each device some of the experts, and these whole, instead of some columns of
+    /// every expert. For models with experts
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_EXPERT_PARALLEL", default_value_t = false, num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_expert_parallel: bool,
     /// A plugin that receives statistics: NAME, NAME:key=value,… or NAME={"key": …}; may be repeated. A server always
     /// runs prometheus and log-line; naming one of them here configures it
     #[arg(
@@ -331,6 +336,7 @@ impl EngineArgs {
                 seed: self.model.seed,
                 allow_quantized_act: self.model.allow_quantized_act,
                 attention_backend: self.model.attention_backend.clone().filter(|name| name != "auto"),
+                enable_expert_parallel: self.platform.enable_expert_parallel,
                 overrides: model.overrides.clone(),
             },
             cache: CacheConfig {

@@ -21,7 +21,7 @@ use options::{Check, Options};
 use table::Table;
 
 /// Tiny models, their goldens.
-const FAMILIES: [(&str, &str); 30] = [
+const FAMILIES: [(&str, &str); 31] = [
     ("llama", "llama/goldens.json"),
     ("llama3-rope", "llama3-rope/goldens.json"),
     ("smollm2", "smollm2/goldens.json"),
@@ -41,6 +41,7 @@ const FAMILIES: [(&str, &str); 30] = [
     ("glm4-moe", "glm4-moe/goldens.json"),
     ("deepseek-v2", "deepseek-v2/goldens.json"),
     ("deepseek-v3", "deepseek-v3/goldens.json"),
+    ("deepseek-v3-fp8", "deepseek-v3-fp8/goldens.json"),
     ("gguf/deepseek-v3-gguf.gguf", "gguf/deepseek-v3-gguf.golden.json"),
     ("gpt-oss", "gpt-oss/goldens.json"),
     ("nemotron", "nemotron/goldens.json"),

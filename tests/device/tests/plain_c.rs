@@ -28,7 +28,12 @@ fn check(arguments: &[&str]) {
 }
 
 /// Models with latent attention, which this platform leaves to others.
-const LATENT: [&str; 3] = ["deepseek-v2", "deepseek-v3", "gguf/deepseek-v3-gguf.gguf"];
+const LATENT: [&str; 4] = [
+    "deepseek-v2",
+    "deepseek-v3",
+    "deepseek-v3-fp8",
+    "gguf/deepseek-v3-gguf.gguf",
+];
 
 #[test]
 fn a_model_with_ops_that_it_lacks_is_refused_with_their_names() {

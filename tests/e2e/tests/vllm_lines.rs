@@ -292,6 +292,7 @@ fn what_cannot_be_meant_ends_with_one_line() {
             ["--tool-call-parser", "hermes"],
         ),
         ("-pp 2", ["-pp 2", "--tensor-parallel-size"]),
+        ("-ep", ["--enable-expert-parallel", "no layer with experts"]),
         (
             "--max-modle-len 5",
             ["--max-modle-len", "did you mean --max-model-len?"],

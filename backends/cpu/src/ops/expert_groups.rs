@@ -6,6 +6,8 @@ use std::ops::Range;
 
 use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, num_act_parts, num_panels};
 
+use halyard_platform_api::ops::MoeLinear;
+
 use super::linear::PackedWeight;
 use crate::kernel::Worker;
 use crate::view::View;
@@ -29,22 +31,26 @@ struct Group {
 /// A step's choices (token · top_k + j) by expert.
 pub(super) struct Groups {
     top_k: usize,
+    /// Those of experts that are elsewhere come last.
     choices: Vec<u32>,
     groups: Vec<Group>,
+    /// Places of the choices whose expert is here.
+    here: usize,
 }
 
 impl Groups {
-    /// Sorts the choices `experts`, [tokens, top_k] i32 below `num_experts`.
+    /// Sorts the choices `experts`, [tokens, top_k] i32.
     ///
     /// # Safety
     /// The operand is readable.
-    pub(super) unsafe fn of(experts: &View, top_k: usize, num_experts: usize) -> Groups {
-        let tokens = experts.len();
+    pub(super) unsafe fn of(experts: &View, op: &MoeLinear) -> Groups {
+        let (tokens, top_k, num_experts) = (experts.len(), op.top_k as usize, op.num_experts as usize);
+        let place_of = |expert: i32| op.place(expert as u32).unwrap_or(num_experts);
         // SAFETY: the caller's promise.
         let row = |t| unsafe { experts.i32s(t, 0, top_k) };
-        let mut ends = vec![0; num_experts + 1];
+        let mut ends = vec![0; num_experts + 2];
         for t in 0..tokens {
-            row(t).iter().for_each(|&expert| ends[expert as usize + 1] += 1);
+            row(t).iter().for_each(|&expert| ends[place_of(expert) + 1] += 1);
         }
         for expert in 0..num_experts {
             ends[expert + 1] += ends[expert];
@@ -58,15 +64,21 @@ impl Groups {
                 groups.push(Group { expert, places });
             }
         }
+        let here = ends[num_experts];
         let mut choices = vec![0; tokens * top_k];
         for t in 0..tokens {
             for (j, &expert) in row(t).iter().enumerate() {
-                let place = &mut ends[expert as usize];
+                let place = &mut ends[place_of(expert)];
                 choices[*place] = (t * top_k + j) as u32;
                 *place += 1;
             }
         }
-        Groups { top_k, choices, groups }
+        Groups {
+            top_k,
+            choices,
+            groups,
+            here,
+        }
     }
 
     /// Lays out this thread's part of the inputs in shared scratch, in the order of the choices. `x` has one row a
@@ -100,8 +112,8 @@ impl Groups {
         });
     }
 
-    /// This thread's part of the products. `out` has one row a choice, `bias` one an expert or
-    /// nothing.
+    /// This thread's part of the products. `out` has one row a choice, `bias` one an expert or nothing. Rows of choices
+    /// whose expert is elsewhere become 0.
     ///
     /// # Safety
     /// [`Groups::prepare`] has run on all threads; the weight holds every expert, packed; the output's rows are
@@ -115,10 +127,16 @@ impl Groups {
         out: &View,
     ) {
         let (n, k) = (packed.n, packed.k);
+        let elsewhere = &self.choices[self.here..];
+        for &choice in &elsewhere[worker.share(elsewhere.len())] {
+            let (t, j) = (choice as usize / self.top_k, choice as usize % self.top_k);
+            // SAFETY: rows are shared out, and no product writes these.
+            unsafe { std::slice::from_raw_parts_mut(out.element_ptr(t, j).cast::<f32>(), n).fill(0.0) };
+        }
         let pieces = num_panels(n).div_ceil(PANELS);
         let token_bytes = act_bytes(ActMode::F32, 1, k);
         let mut results = [0.0f32; GROUP * PANELS * PANEL_ROWS];
-        for jobs in worker.pieces(self.choices.len(), self.groups.len() * pieces, PANELS) {
+        for jobs in worker.pieces(self.here, self.groups.len() * pieces, PANELS) {
             for job in jobs {
                 let (group, piece) = (&self.groups[job / pieces], job % pieces);
                 let panels = piece * PANELS..num_panels(n).min((piece + 1) * PANELS);

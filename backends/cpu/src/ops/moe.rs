@@ -1,6 +1,6 @@
 //! Mixture of experts: routing, one product per (token, choice), and the weighted sum.
 
-use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, act_bytes, num_panels};
+use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, num_panels};
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{Result, Tensor, WeightRows};
 
@@ -77,10 +77,10 @@ impl Kernel for Route {
 }
 
 pub(crate) struct Linear {
+    op: ops::MoeLinear,
     n: usize,
     k: usize,
     top_k: usize,
-    num_experts: usize,
     max_tokens: usize,
     weight: PackedWeight,
 }
@@ -88,15 +88,16 @@ pub(crate) struct Linear {
 impl Linear {
     pub(crate) fn new(op: &ops::MoeLinear) -> Result<Linear> {
         only_f32("moe_linear", op.dtype)?;
+        op.check()?;
         let form = Form::of("moe_linear", op.weight, op.in_features)?;
         let n = op.out_features as usize;
         let k = op.in_features as usize;
         let weight = PackedWeight::new(form, n, k, op.num_experts as usize);
         Ok(Linear {
+            op: op.clone(),
             n,
             k,
             top_k: op.top_k as usize,
-            num_experts: op.num_experts as usize,
             max_tokens: op.max_tokens as usize,
             weight,
         })
@@ -124,7 +125,7 @@ impl Kernel for Linear {
         if tokens > 1 {
             // SAFETY: the caller's promise; both phases sort the same choices alike.
             unsafe {
-                let groups = Groups::of(experts, self.top_k, self.num_experts);
+                let groups = Groups::of(experts, &self.op);
                 match phase {
                     0 => groups.prepare(worker, x, self.k),
                     _ => groups.multiply(worker, &self.weight, weight.all(), bias, out),
@@ -145,10 +146,15 @@ impl Kernel for Linear {
                 return;
             }
             let panels = worker.share(num_panels(self.n));
+            let columns = panels.start * PANEL_ROWS..self.n.min(panels.end * PANEL_ROWS);
             let expert_bytes = self.weight.matrix_bytes();
             for t in 0..tokens {
                 for j in 0..self.top_k {
-                    let expert = experts.i32s(t, j, 1)[0] as usize;
+                    let Some(expert) = self.op.place(experts.i32s(t, j, 1)[0] as u32) else {
+                        let to = out.element_ptr(t, j).cast::<f32>().add(columns.start);
+                        std::slice::from_raw_parts_mut(to, columns.len()).fill(0.0);
+                        continue;
+                    };
                     let input = t * inputs + if inputs == 1 { 0 } else { j };
                     let act =
                         std::slice::from_raw_parts(worker.shared.add(input * self.token_bytes()), self.token_bytes());

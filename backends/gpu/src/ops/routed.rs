@@ -116,6 +116,7 @@ impl Linear {
     const NAME: &str = "moe_linear";
 
     fn new(op: &ops::MoeLinear) -> Result<Linear> {
+        op.check()?;
         let act = float(Self::NAME, "activations", op.dtype)?;
         let (define, weight) = match op.weight {
             WeightFormat::F32 => ("WEIGHT", "f32"),
@@ -200,6 +201,7 @@ impl Kernel for Linear {
             Arg::Ptr(bias),
             Arg::U32(choices),
             Arg::U32(self.op.top_k),
+            Arg::U32(self.op.first_expert),
             Arg::U32(self.op.num_experts),
             Arg::U32(self.op.in_features),
             Arg::U32(self.op.out_features),
@@ -304,6 +306,8 @@ mod tests {
             weight,
             dtype,
             max_tokens: 4,
+            first_expert: 0,
+            total_experts: 0,
         }
         .into()
     }

@@ -93,14 +93,18 @@ pub(super) fn linear(op: &MoeLinear, args: &Args<'_>) -> Result<()> {
         let token = x.row(t)?.floats();
         let mut y = Vec::with_capacity(choices * n);
         for (j, expert) in experts.row(t)?.ints().into_iter().enumerate() {
-            if expert < 0 || expert as u32 >= op.num_experts {
-                return Err(args.error(2, format!("expert {expert} of {}", op.num_experts)));
+            if expert < 0 || expert as u32 >= op.all_experts() {
+                return Err(args.error(2, format!("expert {expert} of {}", op.all_experts())));
             }
+            let Some(place) = op.place(expert as u32) else {
+                y.resize(y.len() + n, 0.0);
+                continue;
+            };
             let input = &token[if inputs == 1 { 0 } else { j * k }..][..k];
             for column in 0..n {
-                let bytes = weight.raw((expert as usize * n + column) * row_bytes, row_bytes)?;
+                let bytes = weight.raw((place * n + column) * row_bytes, row_bytes)?;
                 dequantise_row(op.weight, &bytes, &mut row);
-                let bias = bias.as_ref().map_or(0.0, |bias| bias[expert as usize * n + column]);
+                let bias = bias.as_ref().map_or(0.0, |bias| bias[place * n + column]);
                 y.push(dot(input, &row) + bias);
             }
         }

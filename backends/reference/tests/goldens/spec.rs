@@ -127,6 +127,8 @@ fn dense(op: &str, p: &Params) -> Option<OpSpec> {
             weight: p.weight(),
             dtype: p.d("dtype"),
             max_tokens: p.u("max_tokens"),
+            first_expert: p.appended("first_expert", Params::u).unwrap_or(0),
+            total_experts: p.appended("total_experts", Params::u).unwrap_or(0),
         }
         .into(),
         "moe_combine" => MoeCombine {

@@ -1,7 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a format
 // in blocks: see blocks.cuh).
-// revision: 4 (it masked the same experts before)
+// revision: 6
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f32 -DWEIGHT=f16
 // check: -DACT=f32 -DWEIGHT=bf16
@@ -123,20 +123,25 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
 // Features of a warp.
 #define FEATURES 4
 
-// `bias` may be null. Without `experts`, choice j takes matrix j: `head_linear`. Grid: features in 8 · FEATURES,
+// `bias` may be null. Without `experts`, choice j takes matrix j: `head_linear`. Choices of other experts than those
+// from `first_expert` on become 0. Grid: features in 8 · FEATURES,
 // choices (token · top_k + j) up to a bound, then in strides. A warp computes FEATURES features of a choice.
 extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
     moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const i32 *experts,
                u32 experts_stride, ACT *out, u32 out_token_stride, u32 out_choice_stride, const float *bias,
-               u32 num_choices, u32 top_k, u32 num_experts, u32 width, u32 features) {
+               u32 num_choices, u32 top_k, u32 first_expert, u32 num_experts, u32 width, u32 features) {
     wait_for_previous();
     let_next_start();
     u32 lane = threadIdx.x & 31, n = (blockIdx.x * (LINEAR_THREADS / 32) + (threadIdx.x >> 5)) * FEATURES;
     if (n >= features) return;
     for (u32 choice = blockIdx.y; choice < num_choices; choice += gridDim.y) {
         u32 t = choice / top_k, j = choice % top_k;
-        u32 expert = experts ? (u32)experts[(u64)t * experts_stride + j] : j;
-        if (expert >= num_experts) continue;
+        u32 expert = experts ? (u32)experts[(u64)t * experts_stride + j] - first_expert : j;
+        if (expert >= num_experts) {
+            ACT *to = out + (u64)t * out_token_stride + (u64)j * out_choice_stride + n;
+            if (lane < FEATURES && n + lane < features) to[lane] = from_f32<ACT>(0.f);
+            continue;
+        }
         const ACT *input = x + (u64)t * token_stride + (u64)j * input_stride;
         const u8 *rows = weight + ((u64)expert * features + n) * row_bytes;
         bool vector = ((u64)input | (kBlocks ? 0 : (u64)rows | row_bytes)) % 16 == 0;

@@ -4,10 +4,11 @@
 // Definitions: ACT (f16, bf16: x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a
 // block format: see blocks.cuh). Weights of another type are rounded to ACT.
 //
-// Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_experts bytes) writes where each expert's
-// choices begin [num_experts + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid:
-// features in 64, experts, any number; 128 threads) needs that list, width a multiple of 8, and inputs and rows of
-// weights aligned to 16 bytes (rows of block formats need no alignment). `bias` may be null.
+// Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_groups bytes) writes where each expert's
+// choices begin [num_groups + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid:
+// features in 64, num_groups, any number; 128 threads) needs that list, width a multiple of 8, and inputs and rows of
+// weights aligned to 16 bytes (rows of block formats need no alignment). `bias` may be null. Groups are the experts from
+// first_expert on; with one more group than experts, that one has all choices of other experts, whose results become 0.
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=f32
@@ -33,34 +34,39 @@ template <typename A> struct Same<A, A> {
 };
 
 extern "C" __global__ void __launch_bounds__(1024)
-moe_group(const i32 *experts, u32 experts_stride, u32 *groups, u32 num_choices, u32 top_k, u32 num_experts) {
+moe_group(const i32 *experts, u32 experts_stride, u32 *groups, u32 num_choices, u32 top_k, u32 first_expert,
+          u32 num_experts, u32 num_groups) {
     extern __shared__ u32 counts[];
     wait_for_previous();
-    for (u32 e = threadIdx.x; e < num_experts; e += blockDim.x) counts[e] = 0;
+    auto group_of = [&](u32 c) {
+        u32 e = (u32)experts[(u64)(c / top_k) * experts_stride + c % top_k] - first_expert;
+        return e < num_experts ? e : num_experts;
+    };
+    for (u32 e = threadIdx.x; e < num_groups; e += blockDim.x) counts[e] = 0;
     __syncthreads();
     for (u32 c = threadIdx.x; c < num_choices; c += blockDim.x) {
-        u32 e = (u32)experts[(u64)(c / top_k) * experts_stride + c % top_k];
-        if (e < num_experts) atomicAdd(&counts[e], 1u);
+        u32 e = group_of(c);
+        if (e < num_groups) atomicAdd(&counts[e], 1u);
     }
     __syncthreads();
     if (threadIdx.x < 32) {
         u32 before = 0;
-        for (u32 base = 0; base < num_experts; base += 32) {
-            u32 e = base + threadIdx.x, own = e < num_experts ? counts[e] : 0, sum = own;
+        for (u32 base = 0; base < num_groups; base += 32) {
+            u32 e = base + threadIdx.x, own = e < num_groups ? counts[e] : 0, sum = own;
             for (u32 distance = 1; distance < 32; distance *= 2) {
                 u32 other = __shfl_up_sync(0xffffffffu, sum, distance);
                 if (threadIdx.x >= distance) sum += other;
             }
-            if (e < num_experts) groups[e] = counts[e] = before + sum - own;
+            if (e < num_groups) groups[e] = counts[e] = before + sum - own;
             before += __shfl_sync(0xffffffffu, sum, 31);
         }
-        if (threadIdx.x == 0) groups[num_experts] = before;
+        if (threadIdx.x == 0) groups[num_groups] = before;
     }
     __syncthreads();
     // The order within an expert depends on the threads; each choice is a row of its own.
     for (u32 c = threadIdx.x; c < num_choices; c += blockDim.x) {
-        u32 e = (u32)experts[(u64)(c / top_k) * experts_stride + c % top_k];
-        if (e < num_experts) groups[num_experts + 1 + atomicAdd(&counts[e], 1u)] = c;
+        u32 e = group_of(c);
+        if (e < num_groups) groups[num_groups + 1 + atomicAdd(&counts[e], 1u)] = c;
     }
     let_next_start();
 }
@@ -104,7 +110,7 @@ __device__ __forceinline__ void multiply(float (&sums)[COLUMNS / 8][4], const AC
 extern "C" __global__ void __launch_bounds__(THREADS)
     moe_linear_grouped(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes,
                        const u32 *groups, ACT *out, u32 out_token_stride, u32 out_choice_stride, const float *bias,
-                       u32 top_k, u32 num_experts, u32 width, u32 features) {
+                       u32 top_k, u32 num_experts, u32 num_groups, u32 width, u32 features) {
     __shared__ __align__(16) ACT inputs[ROWS * PITCH];
     __shared__ __align__(16) ACT matrix[COLUMNS * PITCH];
     __shared__ u32 choices[ROWS];
@@ -115,8 +121,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 first = begin + blockIdx.z * ROWS; first < end; first += gridDim.z * ROWS) {
         u32 count = end - first < ROWS ? end - first : ROWS;
         __syncthreads();
-        if (threadIdx.x < count) choices[threadIdx.x] = groups[num_experts + 1 + first + threadIdx.x];
+        if (threadIdx.x < count) choices[threadIdx.x] = groups[num_groups + 1 + first + threadIdx.x];
         __syncthreads();
+        if (expert == num_experts) {
+            for (u32 i = threadIdx.x; i < count * COLUMNS; i += THREADS) {
+                u32 choice = choices[i / COLUMNS], feature = first_feature + i % COLUMNS;
+                ACT *to = out + (u64)(choice / top_k) * out_token_stride + (u64)(choice % top_k) * out_choice_stride;
+                if (feature < features) to[feature] = from_f32<ACT>(0.f);
+            }
+            continue;
+        }
         // This thread brings eighth `eighth` of DEPTH of these rows, and of these columns.
         const ACT *from[4];
         const u8 *rows[4];

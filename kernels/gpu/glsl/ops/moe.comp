@@ -3,7 +3,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a format
 // in blocks: see blocks.glsl).
-// revision: 4 (it masked the same experts before)
+// revision: 6
 // check: moe_route moe_linear moe_combine -DACT=f32 -DWEIGHT=f32
 // check: moe_linear -DACT=f32 -DWEIGHT=f16
 // check: moe_linear -DACT=f32 -DWEIGHT=bf16
@@ -158,17 +158,22 @@ void weights8(u64 row, u32 k, out float w[8]) { GET(WEIGHT, row + u64(k) * SIZE(
 float weight1(u64 row, u32 k) { return LOAD(WEIGHT, row, k); }
 #endif
 
-// Without `experts`, choice j takes matrix j: `head_linear`. Grid: features in 8 · FEATURES, choices (token · top_k +
-// j) up to a bound, then in strides. 32 threads compute FEATURES features of a choice.
+// Without `experts`, choice j takes matrix j: `head_linear`. Choices of other experts than those from `first_expert` on
+// become 0. Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 threads
+// compute FEATURES features of a choice.
 PARAMETERS(u64 x; u32 token_stride; u32 input_stride; u64 weight; u64 row_bytes; u64 experts; u32 experts_stride;
-           u64 to; u32 to_token_stride; u32 to_choice_stride; u64 bias; u32 num_choices; u32 top_k; u32 num_experts;
-           u32 width; u32 features;)
+           u64 to; u32 to_token_stride; u32 to_choice_stride; u64 bias; u32 num_choices; u32 top_k; u32 first_expert;
+           u32 num_experts; u32 width; u32 features;)
 void main() {
     u32 n = (gl_WorkGroupID.x * WARPS + WARP) * FEATURES;
     for (u32 choice = gl_WorkGroupID.y; choice < p.num_choices; choice += gl_NumWorkGroups.y) {
         u32 t = choice / p.top_k, j = choice % p.top_k, expert = j;
-        if (p.experts != 0) expert = Words(p.experts + u64(t) * p.experts_stride * 4).at[j];
-        if (expert >= p.num_experts) continue;
+        if (p.experts != 0) expert = Words(p.experts + u64(t) * p.experts_stride * 4).at[j] - p.first_expert;
+        u64 to = p.to + (u64(t) * p.to_token_stride + u64(j) * p.to_choice_stride) * SIZE(ACT);
+        if (expert >= p.num_experts) {
+            if (LANE < FEATURES && n + LANE < p.features) STORE(ACT, to, n + LANE, 0.0);
+            continue;
+        }
         u64 from = p.x + (u64(t) * p.token_stride + u64(j) * p.input_stride) * SIZE(ACT),
             rows = p.weight + u64(expert) * p.features * p.row_bytes;
         u32 whole = from % 16 == 0 && WEIGHT_ALIGNED(rows | p.row_bytes) ? p.width & ~7u : 0;
@@ -187,7 +192,6 @@ void main() {
             float value = LOAD(ACT, from, k);
             UNROLLED for (u32 i = 0; i < FEATURES; i++) sums[i] = fma(value, weight1(row[i], k), sums[i]);
         }
-        u64 to = p.to + (u64(t) * p.to_token_stride + u64(j) * p.to_choice_stride) * SIZE(ACT);
         float mine = sums32(sums, FEATURES);
         if (LANE < FEATURES && n + LANE < p.features) {
             if (p.bias != 0) mine += Floats(p.bias).at[expert * p.features + n + LANE];

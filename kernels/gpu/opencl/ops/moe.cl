@@ -1,7 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a format
 // in blocks: see blocks.h).
-// revision: 4
+// revision: 6
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
@@ -143,17 +143,17 @@ INLINE float weight1(const __global u8 *row, u32 k) { return LOAD(WEIGHT, (const
 KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride, const __global u8 *weight,
                        u64 row_bytes, const __global i32 *experts, u32 experts_stride, __global ACT *out,
                        u32 out_token_stride, u32 out_choice_stride, const __global float *bias, u32 num_choices,
-                       u32 top_k, u32 num_experts, u32 width, u32 features) {
+                       u32 top_k, u32 first_expert, u32 num_experts, u32 width, u32 features) {
     __local float shared[LINEAR_THREADS * FEATURES];
     u32 id = get_local_id(0), lane = id % 32, first = get_group_id(0) * (LINEAR_THREADS / 32 * FEATURES),
         n = first + id / 32 * FEATURES;
     for (u32 choice = get_group_id(1); choice < num_choices; choice += get_num_groups(1)) {
         u32 t = choice / top_k, j = choice % top_k, expert = j;
-        if (experts) expert = (u32)experts[(u64)t * experts_stride + j];
+        if (experts) expert = (u32)experts[(u64)t * experts_stride + j] - first_expert;
         bool live = expert < num_experts;
         expert = live ? expert : 0;
         const __global ACT *input = x + (u64)t * token_stride + (u64)j * input_stride;
-        for (u32 f = 0; f < FEATURES; f++) {
+        for (u32 f = 0; f < (live ? FEATURES : 0); f++) {
             float8 sums = 0.f;
             float rest = 0.f;
             // A feature past the end repeats the last one.
@@ -164,9 +164,9 @@ KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride
             shared[(id / 32 * FEATURES + f) * 32 + lane] = sum8(sums) + rest;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (live && id < LINEAR_THREADS / 32 * FEATURES && first + id < features) {
-            float sum = sum16(vload16(0, shared + id * 32) + vload16(0, shared + id * 32 + 16));
-            if (bias) sum += bias[(u64)expert * features + first + id];
+        if (id < LINEAR_THREADS / 32 * FEATURES && first + id < features) {
+            float sum = live ? sum16(vload16(0, shared + id * 32) + vload16(0, shared + id * 32 + 16)) : 0.f;
+            if (bias && live) sum += bias[(u64)expert * features + first + id];
             STORE(ACT, sum, out, (u64)t * out_token_stride + (u64)j * out_choice_stride + first + id);
         }
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -25,6 +25,8 @@ pub enum Change {
     HasMemory(MemoryInfo),
     /// It has no op of this name.
     Lacks(&'static str),
+    /// It reads `moe_linear` as it was before ranks had some of the experts.
+    WholeExperts,
 }
 
 /// `inner` with `change`.
@@ -68,7 +70,7 @@ impl Device for Wrapped {
 
     fn ops(&self) -> &dyn OpRegistry {
         match self.change {
-            Change::Lacks(_) => self,
+            Change::Lacks(_) | Change::WholeExperts => self,
             _ => self.inner.ops(),
         }
     }
@@ -95,6 +97,9 @@ impl OpRegistry for Wrapped {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
         match self.change {
             Change::Lacks(op) if spec.name() == op => Err(Error::unsupported(format!("there is no {op} here"))),
+            Change::WholeExperts if matches!(spec, OpSpec::MoeLinear(op) if op.total_experts != 0) => {
+                Err(Error::unsupported("bytes past the descriptor are not 0"))
+            }
             _ => self.inner.ops().support(spec),
         }
     }

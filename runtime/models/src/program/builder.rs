@@ -5,6 +5,7 @@ use halyard_platform_api::ops::{
     Softcap,
 };
 use halyard_platform_api::program::ABSENT;
+use halyard_platform_api::weight_format::Codes;
 use halyard_platform_api::{CollectiveKind, DType, Node, OpSpec, Program, TensorDecl, WeightFormat};
 
 use super::shard::{LocalSizes, indivisible};
@@ -67,7 +68,7 @@ impl<'a> Builder<'a> {
         Ok(Self {
             model,
             options,
-            local: LocalSizes::of(model, options.shard)?,
+            local: LocalSizes::of(model, options.shard, options.expert_parallel)?,
             format_of,
             built,
             lowered: None,
@@ -504,14 +505,18 @@ impl<'a> Builder<'a> {
     }
 
     /// The format of this rank's part of a weight: as it is handed out, or in narrower groups where the ranks cut its
-    /// columns inside of a group.
+    /// columns inside of a group. Where 8-bit floats have no groups that narrow, their values in f32.
     pub(super) fn format(&self, role: Role) -> Result<WeightFormat> {
         let format = (self.format_of)(role)?;
         let columns = self.local.slice(self.model, role).columns as usize;
         if columns.is_multiple_of(format.block_values()) {
             return Ok(format);
         }
-        Ok(format.narrowed(columns).unwrap_or(format))
+        let wide = match format.layout().codes {
+            Codes::E4m3 if format.is_canonical() => WeightFormat::F32,
+            _ => format,
+        };
+        Ok(format.narrowed(columns).unwrap_or(wide))
     }
 
     /// A packed matrix, for the node that is pushed next.

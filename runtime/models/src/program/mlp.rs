@@ -18,7 +18,7 @@ impl Builder<'_> {
             (MlpDescription::Dense(mlp), ..) => self.dense(layer, mlp, slots),
             (MlpDescription::Experts(mlp), Some(routed), Some(branch)) => {
                 self.experts(layer, mlp, slots, routed, branch)?;
-                // Each rank has some columns of every expert.
+                // Each rank has some columns of every expert, or some of the experts.
                 if !self.options.shard.is_whole() {
                     let sum = self.columns(branch);
                     self.sum_over_ranks(sum);
@@ -219,7 +219,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// One linear of every expert as one weight.
+    /// One linear of every expert that is here as one weight.
     fn expert_linear(
         &mut self,
         layer: usize,
@@ -228,24 +228,33 @@ impl Builder<'_> {
         [x, experts, out]: [u16; 3],
         max_tokens: u32,
     ) -> Result<()> {
-        let roles: Vec<Role> = (0..mlp.num_experts as u32)
+        let local = self.local.layers[layer];
+        let (first, count) = (local.first_expert as u32, local.num_experts as u32);
+        let roles: Vec<Role> = (first..first + count)
             .map(|expert| Role::weight(layer, Linear::Expert(expert, linear)))
             .collect();
+        let is_divided = !self.options.expert_parallel && !self.options.shard.is_whole();
         let slice = self.local.slice(self.model, roles[0]);
         let spec = MoeLinear {
             in_features: slice.columns,
             out_features: slice.rows,
-            num_experts: mlp.num_experts as u32,
+            num_experts: count,
             top_k: mlp.top_k as u32,
             weight: self.format(roles[0])?,
             dtype: self.options.act,
             max_tokens,
+            first_expert: first,
+            total_experts: if local.num_experts < mlp.num_experts {
+                mlp.num_experts as u32
+            } else {
+                0
+            },
         };
         let mut operands = vec![x, self.matrix(&roles)?, experts, out];
-        // The ranks' parts of down's results are summed: one of them adds the bias.
-        if mlp.bias && (linear != MlpLinear::Down || self.options.shard.is_first()) {
-            let biases = (0..mlp.num_experts as u32).map(|expert| Role::bias(layer, Linear::Expert(expert, linear)));
-            operands.push(self.vectors(&biases.collect::<Vec<_>>(), mlp.num_experts as u32));
+        // The ranks' parts of down's results are summed: where each has a part of every expert, one adds the bias.
+        if mlp.bias && (linear != MlpLinear::Down || !is_divided || self.options.shard.is_first()) {
+            let biases = (first..first + count).map(|expert| Role::bias(layer, Linear::Expert(expert, linear)));
+            operands.push(self.vectors(&biases.collect::<Vec<_>>(), count));
         }
         self.push(OpSpec::MoeLinear(spec), operands);
         Ok(())

@@ -48,6 +48,8 @@ pub struct ProgramOptions {
     pub narrow_last_layer: bool,
     /// Which part of the model: [`Shard::WHOLE`] on one device.
     pub shard: Shard,
+    /// Each rank has some of the experts, and these whole; else some columns of every expert.
+    pub expert_parallel: bool,
     /// The number by which ops name the ranks' communicator; 0 where the platform gives none.
     pub communicator: u64,
     /// Builds the program of steps with LoRA rows; `None`: of steps without.

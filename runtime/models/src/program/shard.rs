@@ -2,7 +2,9 @@
 //! with.
 //!
 //! Heads, feed-forward columns and the vocabulary are divided; the residual stream, norms and the embedding stand on
-//! every rank. What a rank computes of a divided sum is a part: a node `collective` makes it whole.
+//! every rank. Of experts each rank has some columns of all, or all of some (expert parallelism): every rank routes every
+//! token, as it has the whole hidden state. What a rank computes of a divided sum is a part: a node `collective` makes it
+//! whole.
 
 use crate::config::{LayerDescription, MlpDescription, ModelDescription, QkNorm};
 use crate::error::{ModelError, Result};
@@ -65,19 +67,24 @@ pub(super) struct LocalLayer {
     pub intermediate_size: usize,
     /// Of the expert that every token takes; 0 without one.
     pub shared_size: usize,
+    /// The first of its experts.
+    pub first_expert: usize,
+    /// Experts that it has: all of them, but for expert parallelism.
+    pub num_experts: usize,
 }
 
 /// The sizes of one rank's part of a model.
 #[derive(Clone, Debug)]
 pub(super) struct LocalSizes {
     shard: Shard,
+    expert_parallel: bool,
     pub layers: Vec<LocalLayer>,
     /// Rows of the output projection.
     pub vocab: usize,
 }
 
 impl LocalLayer {
-    fn of(layer: &LayerDescription, shard: Shard) -> Result<LocalLayer> {
+    fn of(layer: &LayerDescription, shard: Shard, expert_parallel: bool) -> Result<LocalLayer> {
         let (rank, size) = (shard.rank as usize, shard.size as usize);
         let divide = |quantity: &'static str, value: usize| {
             if value.is_multiple_of(size) {
@@ -104,7 +111,18 @@ impl LocalLayer {
         };
         let intermediate_size = match layer.mlp {
             MlpDescription::Dense(mlp) => divide("intermediate_size", mlp.intermediate_size)?,
+            MlpDescription::Experts(mlp) if expert_parallel => mlp.intermediate_size,
             MlpDescription::Experts(mlp) => divide("moe_intermediate_size", mlp.intermediate_size)?,
+        };
+        let experts = layer.mlp.num_experts();
+        let has_experts = matches!(layer.mlp, MlpDescription::Experts(_));
+        if expert_parallel && has_experts && experts < size {
+            let limit = "with --enable-expert-parallel each rank has one expert or more";
+            return Err(indivisible("num_experts", experts, shard, limit));
+        }
+        let (first_expert, num_experts) = match expert_parallel {
+            true => experts_of(experts, shard),
+            false => (0, experts),
         };
         let shared = layer.mlp.shared().map_or(0, |shared| shared.intermediate_size);
         Ok(LocalLayer {
@@ -115,6 +133,8 @@ impl LocalLayer {
             head_dim: mixer.head_dim,
             intermediate_size,
             shared_size: divide("shared_expert_intermediate_size", shared)?,
+            first_expert,
+            num_experts,
         })
     }
 
@@ -132,10 +152,12 @@ impl LocalSizes {
     ///
     /// # Errors
     /// [`ModelError::Indivisible`] naming the model's number and the ranks.
-    pub(super) fn of(model: &ModelDescription, shard: Shard) -> Result<LocalSizes> {
-        let layers = model.layers.iter().map(|layer| LocalLayer::of(layer, shard));
+    pub(super) fn of(model: &ModelDescription, shard: Shard, expert_parallel: bool) -> Result<LocalSizes> {
+        let layers = model.layers.iter();
+        let layers = layers.map(|layer| LocalLayer::of(layer, shard, expert_parallel));
         Ok(LocalSizes {
             shard,
+            expert_parallel,
             layers: layers.collect::<Result<_>>()?,
             vocab: vocab_part(model.vocab_size, shard.size as usize),
         })
@@ -182,6 +204,7 @@ impl LocalSizes {
         let (q, kv, intermediate) = (layer.q_size(), layer.kv_size(), layer.intermediate_size);
         let shared = layer.shared_size;
         match part {
+            Part::Weight(Linear::Expert(..)) | Part::Bias(Linear::Expert(..)) if self.expert_parallel => whole,
             Part::Weight(Linear::O) => columns(q),
             Part::Weight(Linear::Mlp(Down) | Linear::Expert(_, Down)) => columns(intermediate),
             Part::Weight(Linear::Shared(Down)) => columns(shared),
@@ -203,6 +226,13 @@ impl LocalSizes {
             Part::Norm(_) | Part::NormBias(_) | Part::ChoiceBias => whole,
         }
     }
+}
+
+/// The first of a rank's experts, and their number: the first ranks have one more where the number does not divide.
+fn experts_of(experts: usize, shard: Shard) -> (usize, usize) {
+    let (rank, size) = (shard.rank as usize, shard.size as usize);
+    let (each, more) = (experts / size, experts % size);
+    (rank * each + rank.min(more), each + usize::from(rank < more))
 }
 
 /// Logits that a rank computes.
@@ -229,6 +259,23 @@ pub(super) fn indivisible(quantity: &'static str, value: usize, shard: Shard, li
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_expert_is_on_one_rank_and_ranks_differ_by_one() {
+        for (experts, size) in [(8, 2), (6, 4), (256, 8), (3, 3), (5, 1), (128, 6)] {
+            let parts: Vec<_> = (0..size)
+                .map(|rank| experts_of(experts, Shard { rank, size }))
+                .collect();
+            let mut next = 0;
+            for &(first, count) in &parts {
+                assert_eq!(first, next, "{experts} over {size}: {parts:?}");
+                assert!(count.abs_diff(experts / size as usize) <= 1 && count > 0, "{parts:?}");
+                next += count;
+            }
+            assert_eq!(next, experts, "{experts} over {size}: {parts:?}");
+        }
+        assert_eq!(experts_of(6, Shard { rank: 2, size: 4 }), (4, 1));
+    }
 
     #[test]
     fn the_parts_of_a_vocabulary_cover_it() {

@@ -151,7 +151,8 @@ pub(super) struct Grouped<'w> {
 
 impl Grouped<'_> {
     /// The format in which rows of `columns` values are handed out; `None` where none holds such groups. Groups out of
-    /// order have no canonical form: their rows are f32 values.
+    /// order have no canonical form, nor have 8-bit floats in rows that end inside of 32 columns: their rows are f32
+    /// values.
     pub(super) fn format(&self, columns: usize) -> Option<WeightFormat> {
         if self.group_of.is_some() {
             return Some(WeightFormat::F32);
@@ -160,7 +161,8 @@ impl Grouped<'_> {
             let group = format.layout().group;
             self.group.is_multiple_of(group) && columns.is_multiple_of(group)
         };
-        self.elements.formats().iter().find(fits).copied()
+        let found = self.elements.formats().iter().find(fits).copied();
+        found.or((self.elements == Elements::E4m3).then_some(WeightFormat::F32))
     }
 
     /// Whether rows can be handed out in a format.

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 
-use halyard_models::program::{KvLayout, ModelProgram, Shard, TensorRole, WeightSpec, build_forward, build_head};
+use halyard_models::program::{
+    KvLayout, ModelProgram, ProgramOptions, Shard, TensorRole, WeightSpec, build_forward, build_head,
+};
 use halyard_models::quant::dequantize;
 use halyard_models::{ModelFiles, Role};
 use halyard_platform_api::ops::{GeluKind, LatentAttention, MoeRoute, RopeStyle, Scoring};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{CollectiveKind, OpSpec};
 
-use super::options;
+use super::{Over, options};
 
 /// A model's weights as f32, by index in each program.
 pub struct Interpreter<'a> {
@@ -31,11 +33,15 @@ struct View {
 
 impl<'a> Interpreter<'a> {
     /// Logits at every position, as `size` ranks compute them together. All of them must come to the same ones.
-    pub fn logits(files: &'a ModelFiles, ids: &[usize], size: u32, narrow: bool) -> Vec<Vec<f32>> {
+    pub fn logits(files: &'a ModelFiles, ids: &[usize], over: Over, narrow: bool) -> Vec<Vec<f32>> {
         let format_of = |role: Role| files.weights.format(role);
         let layout = KvLayout::of(&files.description);
+        let size = over.ranks;
         let options: Vec<_> = (0..size)
-            .map(|rank| options(ids.len(), Shard { rank, size }, narrow))
+            .map(|rank| ProgramOptions {
+                expert_parallel: over.experts,
+                ..options(ids.len(), Shard { rank, size }, narrow)
+            })
             .collect();
         let forward = |o| build_forward(&files.description, &layout, o, &format_of).unwrap();
         let head = |o| build_head(&files.description, o, &format_of).unwrap();
@@ -323,6 +329,14 @@ impl<'a> Interpreter<'a> {
                     let x = self.row(view(0), row);
                     let mut y = Vec::new();
                     for (choice, expert) in self.row(view(2), row).into_iter().enumerate() {
+                        let expert = expert as u32;
+                        assert!(expert < op.total_experts.max(op.num_experts), "expert {expert}");
+                        let here = op.first_expert..op.first_expert + op.num_experts;
+                        if !here.contains(&expert) {
+                            y.extend(vec![0.0; n]);
+                            continue;
+                        }
+                        let expert = expert - op.first_expert;
                         let x = &x[if x.len() == k { 0 } else { choice * k }..][..k];
                         let rows = weight[expert as usize * n * k..].chunks_exact(k).take(n);
                         let bias = &bias[expert as usize * n..][..n];

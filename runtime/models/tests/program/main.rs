@@ -35,8 +35,16 @@ fn options(max_tokens: usize, shard: Shard, narrow_last_layer: bool) -> ProgramO
         narrow_last_layer,
         communicator: 0,
         shard,
+        expert_parallel: false,
         lora: None,
     }
+}
+
+/// The ranks of a model, and whether each has whole experts.
+#[derive(Clone, Copy)]
+struct Over {
+    ranks: u32,
+    experts: bool,
 }
 
 fn logprob(logits: &[f32], id: usize) -> f64 {
@@ -55,7 +63,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 }
 
 /// Compares every case of a golden file; returns positions checked and the worst difference.
-fn compare(model: &str, golden: &str, ranks: u32, narrow: bool) -> (usize, f64) {
+fn compare(model: &str, golden: &str, over: Over, narrow: bool) -> (usize, f64) {
     let models = support::fixtures().join("models");
     let files = ModelFiles::open(&models.join(model), LoadFormat::Auto, DummyWeights::default()).unwrap();
     let golden: Value = serde_json::from_slice(&std::fs::read(models.join(golden)).unwrap()).unwrap();
@@ -65,7 +73,7 @@ fn compare(model: &str, golden: &str, ranks: u32, narrow: bool) -> (usize, f64) 
         let expected = &case["hf_fp32"];
         let generated: Vec<usize> = numbers(&expected["ids"]).iter().map(|&id| id as usize).collect();
         let ids = [prompt.as_slice(), &generated].concat();
-        let logits = Interpreter::logits(&files, &ids, ranks, narrow);
+        let logits = Interpreter::logits(&files, &ids, over, narrow);
         let mut check = |position: usize, id: usize, expected: f64| {
             let difference = (logprob(&logits[position], id) - expected).abs();
             assert!(
@@ -101,7 +109,8 @@ macro_rules! agrees_with_hugging_face {
         fn $test() {
             // Where the last layer's second half belongs to the forward program, and where to the head.
             for (ranks, narrow) in [(1, false), (1, true) $(, ($ranks, true))*] {
-                let (positions, worst) = compare($model, $golden, ranks, narrow);
+                let over = Over { ranks, experts: false };
+                let (positions, worst) = compare($model, $golden, over, narrow);
                 println!(
                     "{} over {ranks}: {positions} positions, worst log-probability difference {worst:.2e}",
                     $model
@@ -136,6 +145,7 @@ agrees_with_hugging_face! {
     deepseek_v2_agrees_with_hugging_face: "deepseek-v2", "deepseek-v2/goldens.json", over 2, over 4;
     deepseek_v3_agrees_with_hugging_face: "deepseek-v3", "deepseek-v3/goldens.json", over 2, over 4;
     deepseek_v3_gguf_agrees_with_hugging_face: "gguf/deepseek-v3-gguf.gguf", "gguf/deepseek-v3-gguf.golden.json";
+    deepseek_v3_in_fp8_agrees_with_hugging_face: "deepseek-v3-fp8", "deepseek-v3-fp8/goldens.json", over 2, over 4;
     gpt_oss_agrees_with_hugging_face: "gpt-oss", "gpt-oss/goldens.json", over 2;
     gpt_oss_in_mxfp4_agrees_with_hugging_face: "gpt-oss-mxfp4", "gpt-oss-mxfp4/goldens.json", over 2;
     nemotron_agrees_with_hugging_face: "nemotron", "nemotron/goldens.json", over 2;
@@ -190,6 +200,30 @@ agrees_with_hugging_face! {
     gemma3_gguf_agrees_with_hugging_face: "gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json";
 }
 
+/// Each rank has whole experts, one more or less where their number does not divide.
+#[test]
+fn ranks_of_whole_experts_agree_with_hugging_face() {
+    for (model, ranks) in [
+        ("qwen3-moe", &[2, 4][..]),
+        ("qwen2-moe", &[2]),
+        ("mixtral", &[2, 4]),
+        ("granite-moe", &[2]),
+        ("glm4-moe", &[2, 4]),
+        ("deepseek-v2", &[2, 4]),
+        ("deepseek-v3", &[2, 4]),
+        ("deepseek-v3-fp8", &[2, 4]),
+        ("gpt-oss", &[2, 4]),
+        ("gpt-oss-mxfp4", &[2]),
+    ] {
+        for &ranks in ranks {
+            let over = Over { ranks, experts: true };
+            let (positions, worst) = compare(model, &format!("{model}/goldens.json"), over, true);
+            println!("{model} over {ranks}: {positions} positions, worst log-probability difference {worst:.2e}");
+            assert!(positions > 100, "only {positions} positions were compared");
+        }
+    }
+}
+
 /// The refusal of tiny model `model` on `size` ranks.
 fn refusal(model: &str, size: u32) -> String {
     let models = support::fixtures().join("models");
@@ -216,6 +250,33 @@ fn what_ranks_cannot_share_is_refused_with_both_numbers() {
         blocks.contains("is 24, which 4 tensor-parallel ranks") && blocks.contains("blocks of 32"),
         "{blocks}"
     );
+}
+
+#[test]
+fn more_ranks_than_experts_are_refused_with_both_numbers() {
+    let path = support::fixtures().join("models/qwen3-moe");
+    let files = ModelFiles::open(&path, LoadFormat::Auto, DummyWeights::default()).unwrap();
+    let mut description = (*files.description).clone();
+    for layer in &mut description.layers {
+        if let MlpDescription::Experts(mlp) = &mut layer.mlp {
+            mlp.num_experts = 3;
+        }
+    }
+    let build = |size: u32| {
+        let options = ProgramOptions {
+            expert_parallel: true,
+            ..options(8, Shard { rank: 0, size }, false)
+        };
+        let layout = KvLayout::of(&description);
+        build_forward(&description, &layout, &options, &|_| Ok(WeightFormat::F32)).map(|_| ())
+    };
+    build(2).expect("two and one");
+    let error = build(4).unwrap_err().to_string();
+    assert!(
+        error.contains("num_experts is 3, which 4 tensor-parallel ranks"),
+        "{error}"
+    );
+    assert!(error.contains("--enable-expert-parallel"), "{error}");
 }
 
 /// A backend may then turn q and k on their way into attention and leave the product as it is. Every layer's slices are

@@ -22,6 +22,7 @@ _ENGINE = {
     "chat_template",
     "device",
     "dtype",
+    "enable_expert_parallel",
     "enable_lora",
     "enable_prefix_caching",
     "enforce_eager",

@@ -9,7 +9,8 @@ const NOT_YET: &str = "not built yet";
 const TEXT_ONLY: &str = "requests take text only, there is nothing to set";
 const NO_IMAGES: &str = "images, audio and video are not built yet";
 const NO_EXPERTS: &str = "mixture-of-experts layers have no settings";
-const EXPERTS: &str = "expert parallelism is not built yet; --tensor-parallel-size divides every expert";
+const EXPERTS: &str =
+    "not built yet; --enable-expert-parallel gives each device some of the experts, in the order of their numbers";
 const NO_MAMBA: &str = "there are no Mamba layers to set";
 const ONE_PROCESS: &str = "one process serves, there are no others to reach";
 const REPLICAS: &str =
@@ -130,7 +131,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--enable-elastic-ep", &[], Bool, Refused(EXPERTS)),
     flag("--enable-ep-weight-filter", &[], Bool, Accepted(NO_EXPERTS)),
     flag("--enable-eplb", &[], Bool, Refused(EXPERTS)),
-    flag("--enable-expert-parallel", &["-ep"], Bool, Refused(EXPERTS)),
+    flag("--enable-expert-parallel", &["-ep"], Bool, Same),
     flag("--enable-fault-tolerance", &[], Bool, Refused(NOT_YET)),
     flag("--enable-flash-late-interaction", &[], Bool, Accepted("there are no such routes")),
     flag("--enable-flashinfer-autotune", &[], Bool, Accepted(KERNELS)),

@@ -31,6 +31,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
             embedding(seed, format, dtype, &mut cases);
             linear(seed, format, dtype, &mut cases);
             moe_linear(seed, format, dtype, &mut cases);
+            moe_linear_of_a_rank(seed, format, dtype, &mut cases);
         }
     }
     for dtype in FLOATS {
@@ -380,6 +381,8 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
             weight: format,
             dtype,
             max_tokens: tokens,
+            first_expert: 0,
+            total_experts: 0,
         };
         let class = Class::Product {
             terms: k as usize,
@@ -396,6 +399,55 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
             Some(Arg::ints(&[tokens, top_k], &choices)),
             Some(Arg::output(dtype, &[tokens, top_k, n], class)),
             bias.then(|| Arg::floats(DType::F32, &[num_experts, n], &random.units((num_experts * n) as usize))),
+        ];
+        cases.push(Case::single(spec, &variant, &name, operands));
+    }
+}
+
+/// Ranks of expert parallelism: the first two of five experts, the middle two, the last; tokens that chose none here.
+fn moe_linear_of_a_rank(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Case>) {
+    let variant = format!("{format:?} x {dtype:?}, a rank");
+    let k = if format.block_values() == 1 {
+        40
+    } else {
+        odd_width(format)
+    };
+    for (first_expert, num_experts, tokens, inputs) in
+        [(0, 2, 6, 1), (2, 2, 6, 2), (4, 1, 1, 1), (1, 1, 1, 1), (2, 2, 150, 1)]
+    {
+        let name = format!("{num_experts} of 5 from {first_expert}, {tokens} x {inputs} x {k}");
+        let random = &mut Random::of(seed, &format!("moe_linear {variant} {name}"));
+        let (top_k, n) = (2, 21);
+        // Each pair of experts; the first token's are experts 0 and 4.
+        let choices: Vec<i32> = (0..tokens as i32)
+            .flat_map(|t| [t % 5, (t + 4 - t / 5 % 4) % 5])
+            .collect();
+        let spec = MoeLinear {
+            in_features: k,
+            out_features: n,
+            num_experts,
+            top_k,
+            weight: format,
+            dtype,
+            max_tokens: tokens,
+            first_expert,
+            total_experts: 5,
+        };
+        let class = Class::Product {
+            terms: k as usize,
+            act: dtype,
+        };
+        let rows = num_experts * n;
+        let operands = vec![
+            Some(Arg::floats(
+                dtype,
+                &[tokens, inputs, k],
+                &random.units((tokens * inputs * k) as usize),
+            )),
+            Some(Arg::weight(format, rows, k, weight(random, format, rows, k))),
+            Some(Arg::ints(&[tokens, top_k], &choices)),
+            Some(Arg::output(dtype, &[tokens, top_k, n], class)),
+            Some(Arg::floats(DType::F32, &[num_experts, n], &random.units(rows as usize))),
         ];
         cases.push(Case::single(spec, &variant, &name, operands));
     }

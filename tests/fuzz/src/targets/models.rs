@@ -47,6 +47,7 @@ pub fn options() -> ProgramOptions {
         narrow_last_layer: true,
         communicator: 0,
         shard: Shard::WHOLE,
+        expert_parallel: false,
         lora: None,
     }
 }

@@ -48,9 +48,14 @@ impl Grouped {
         }))
     }
 
+    /// The experts, and where others are elsewhere one more group, of their choices.
+    fn num_groups(op: &ops::MoeLinear) -> u32 {
+        op.num_experts + u32::from(op.total_experts != 0)
+    }
+
     /// Bytes of the list of choices by expert, which lies in scratch.
     pub(super) fn scratch_bytes(op: &ops::MoeLinear) -> u64 {
-        4 * (u64::from(op.num_experts) + 1 + u64::from(op.max_tokens) * u64::from(op.top_k))
+        4 * (u64::from(Self::num_groups(op)) + 1 + u64::from(op.max_tokens) * u64::from(op.top_k))
     }
 
     /// Whether a call is worth it (an expert has several choices on average) and its rows can be read 16 bytes at a
@@ -62,7 +67,7 @@ impl Grouped {
             && strides.all(|bytes| bytes.is_multiple_of(16))
             && weight.ptr.is_multiple_of(16)
             && out.len() <= op.max_tokens
-            && out.len() * op.top_k >= 2 * op.num_experts
+            && out.len() * op.top_k >= 2 * op.all_experts()
     }
 
     /// Appends the launches over x, weight, experts and out, with a bias or 0.
@@ -75,16 +80,18 @@ impl Grouped {
         bias: DevicePtr,
     ) {
         let [x, weight, experts, out] = operands;
-        let choices = out.len() * op.top_k;
+        let (choices, groups) = (out.len() * op.top_k, Self::num_groups(op));
         let sort = [
             Arg::Ptr(experts.ptr),
             Arg::U32(experts.row_stride()),
             Arg::Scratch(0),
             Arg::U32(choices),
             Arg::U32(op.top_k),
+            Arg::U32(op.first_expert),
             Arg::U32(op.num_experts),
+            Arg::U32(groups),
         ];
-        encoding.launch(self.sort, [1, 1, 1], SORT_THREADS, 4 * op.num_experts, &sort);
+        encoding.launch(self.sort, [1, 1, 1], SORT_THREADS, 4 * groups, &sort);
         let product = [
             Arg::Ptr(x.ptr),
             Arg::U32(x.strides[0]),
@@ -98,12 +105,13 @@ impl Grouped {
             Arg::Ptr(bias),
             Arg::U32(op.top_k),
             Arg::U32(op.num_experts),
+            Arg::U32(groups),
             Arg::U32(op.in_features),
             Arg::U32(op.out_features),
         ];
         // Twice the share of an even spread: a popular expert is several blocks' work.
-        let shares = (2 * choices).div_ceil(op.num_experts * TILE).clamp(1, MAX_SHARES);
-        let grid = [op.out_features.div_ceil(TILE), op.num_experts, shares];
+        let shares = (2 * choices).div_ceil(op.all_experts() * TILE).clamp(1, MAX_SHARES);
+        let grid = [op.out_features.div_ceil(TILE), groups, shares];
         encoding.launch(self.product, grid, THREADS, 0, &product);
     }
 }
@@ -123,6 +131,8 @@ mod tests {
             weight: WeightFormat::BF16,
             dtype: DType::BF16,
             max_tokens: 100,
+            first_expert: 0,
+            total_experts: 0,
         }
     }
 
@@ -172,5 +182,17 @@ mod tests {
             .collect();
         assert_eq!(grids, [[1, 1, 1], [2, 8, 1]]);
         assert_eq!(Grouped::scratch_bytes(&op()), 4 * (9 + 200));
+        let rank = ops::MoeLinear {
+            first_expert: 8,
+            total_experts: 24,
+            ..op()
+        };
+        grouped.encode(&mut encoding, &rank, 128, [&x, &weight, &experts, &out], 0);
+        let last = match encoding.commands.last() {
+            Some(crate::encoding::Command::Launch(launch)) => launch.grid,
+            _ => [0; 3],
+        };
+        assert_eq!(last, [2, 9, 1], "one group more for the choices of experts elsewhere");
+        assert_eq!(Grouped::scratch_bytes(&rank), 4 * (10 + 200));
     }
 }

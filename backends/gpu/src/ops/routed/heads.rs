@@ -29,6 +29,8 @@ impl Heads {
             weight: op.weight,
             dtype: op.dtype,
             max_tokens: op.max_tokens,
+            first_expert: 0,
+            total_experts: 0,
         });
         linear.map(Heads).map_err(|why| Error {
             message: why.message.replace("moe_linear", Self::NAME),
@@ -69,6 +71,7 @@ impl Kernel for Heads {
             Arg::Ptr(0),
             Arg::U32(choices),
             Arg::U32(heads),
+            Arg::U32(0),
             Arg::U32(heads),
             Arg::U32(op.in_features),
             Arg::U32(op.out_features),
