@@ -65,8 +65,8 @@ pub(crate) fn plan_ranks(
     Ok(plans)
 }
 
-/// Checks that the platform computes with some of the experts, where it does with all of them. (What it does not compute
-/// at all stands in the list of missing ops.)
+/// Checks that the platform computes with some of the experts, where it does with all of them. (What it does not
+/// compute at all stands in the list of missing ops.)
 ///
 /// # Errors
 /// The option, with the platform's reason.

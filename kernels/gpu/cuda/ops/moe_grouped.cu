@@ -7,8 +7,9 @@
 // Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_groups bytes) writes where each expert's
 // choices begin [num_groups + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid:
 // features in 64, num_groups, any number; 128 threads) needs that list, width a multiple of 8, and inputs and rows of
-// weights aligned to 16 bytes (rows of block formats need no alignment). `bias` may be null. Groups are the experts from
-// first_expert on; with one more group than experts, that one has all choices of other experts, whose results become 0.
+// weights aligned to 16 bytes (rows of block formats need no alignment). `bias` may be null. Groups are the experts
+// from first_expert on; with one more group than experts, that one has all choices of other experts, whose results
+// become 0.
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=f32

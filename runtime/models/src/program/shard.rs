@@ -2,9 +2,9 @@
 //! with.
 //!
 //! Heads, feed-forward columns and the vocabulary are divided; the residual stream, norms and the embedding stand on
-//! every rank. Of experts each rank has some columns of all, or all of some (expert parallelism): every rank routes every
-//! token, as it has the whole hidden state. What a rank computes of a divided sum is a part: a node `collective` makes it
-//! whole.
+//! every rank. Of experts each rank has some columns of all, or all of some (expert parallelism): every rank routes
+//! every token, as it has the whole hidden state. What a rank computes of a divided sum is a part: a node `collective`
+//! makes it whole.
 
 use crate::config::{LayerDescription, MlpDescription, ModelDescription, QkNorm};
 use crate::error::{ModelError, Result};

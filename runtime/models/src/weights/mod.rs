@@ -371,10 +371,9 @@ impl Weights {
                 path: files.path().to_path_buf(),
                 field: stored.name.clone(),
                 value: format!("rows of {columns} values whose scales are of {} columns", grouped.group),
-                remedy:
-                    "groups of a multiple of 16 columns are read (of 64 of NF4 and FP4), in rows of whole ones: quantise \
-                         the model with another group size"
-                        .to_owned(),
+                remedy: "groups of a multiple of 16 columns are read (of 64 of NF4 and FP4), in rows of whole ones: \
+                         quantise the model with another group size"
+                    .to_owned(),
             });
         };
         Ok(Some(WeightTensor {
