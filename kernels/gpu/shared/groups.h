@@ -6,7 +6,7 @@
 // minimum; GROUP_BYTES; and number_of(code), a code's number without its scale. A new format is a line in each table.
 //
 // The including language defines FUNCTION, FLOAT, SIGNED, E4M3, CONSTANT, FLOATS16 and multiply_then_add (common.*),
-// ADDRESS, WORD_AT and FLOAT_AT (blocks.*).
+// ADDRESS, WORD_AT and FLOAT_AT (blocks.*); and CHOOSE16, where a table must not be in memory.
 #if FORMAT == 40 || FORMAT == 44 || FORMAT == 48
 #define GROUP_VALUES 16
 #elif FORMAT == 41 || FORMAT == 45 || FORMAT == 49 || FORMAT == 52 || FORMAT == 53
@@ -45,21 +45,26 @@ FUNCTION float number_of(u32 code) {
 FUNCTION float number_of(u32 code) { return E4M3(code); }
 #else
 #if FORMAT == 50
-CONSTANT float table_of_16[16] = FLOATS16(
-    -1.f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
-    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.f,
-    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.f);
+#define NUMBERS(F) \
+    F(-1.f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, \
+      -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.f, \
+      0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f, \
+      0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.f)
 #elif FORMAT == 51
-CONSTANT float table_of_16[16] = FLOATS16(
-    0.f, 0.005208333333f, 0.66666667f, 1.f, 0.33333333f, 0.5f, 0.16666667f, 0.25f,
-    0.f, -0.005208333333f, -0.66666667f, -1.f, -0.33333333f, -0.5f, -0.16666667f, -0.25f);
+#define NUMBERS(F) \
+    F(0.f, 0.005208333333f, 0.66666667f, 1.f, 0.33333333f, 0.5f, 0.16666667f, 0.25f, \
+      0.f, -0.005208333333f, -0.66666667f, -1.f, -0.33333333f, -0.5f, -0.16666667f, -0.25f)
 #else
-CONSTANT float table_of_16[16] = FLOATS16(
-    -127.f, -104.f, -83.f, -65.f, -49.f, -35.f, -22.f, -10.f,
-    1.f, 13.f, 25.f, 38.f, 53.f, 69.f, 89.f, 113.f);
+#define NUMBERS(F) \
+    F(-127.f, -104.f, -83.f, -65.f, -49.f, -35.f, -22.f, -10.f, \
+      1.f, 13.f, 25.f, 38.f, 53.f, 69.f, 89.f, 113.f)
 #endif
+#ifdef CHOOSE16
+FUNCTION float number_of(u32 code) { return NUMBERS(CHOOSE16); }
+#else
+CONSTANT float table_of_16[16] = NUMBERS(FLOATS16);
 FUNCTION float number_of(u32 code) { return table_of_16[code]; }
+#endif
 #endif
 
 // The codes of values i .. i + 3 of a row, i a multiple of 4, as the bytes of a word. Nibbles stand in runs of 32

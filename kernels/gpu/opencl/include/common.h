@@ -35,6 +35,12 @@ typedef float float1;
 #define E4M3(code) e4m3_to_f32((u8)(code))
 #define CONSTANT __constant
 #define FLOATS16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p}
+// The number that the four bits of `code` choose. Intel's compiler keeps a table in private memory; these are selects.
+#define CHOOSE2(a, b) ((code & 1u) ? (b) : (a))
+#define CHOOSE4(a, b, c, d) ((code & 2u) ? CHOOSE2(c, d) : CHOOSE2(a, b))
+#define CHOOSE8(a, b, c, d, e, f, g, h) ((code & 4u) ? CHOOSE4(e, f, g, h) : CHOOSE4(a, b, c, d))
+#define CHOOSE16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) \
+    ((code & 8u) ? CHOOSE8(i, j, k, l, m, n, o, p) : CHOOSE8(a, b, c, d, e, f, g, h))
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
