@@ -5,8 +5,8 @@
 // FORMAT says of a format: GROUP_VALUES, values of a group; CODE_BITS, bits of a code; SCALE_WORDS, 2 where there is a
 // minimum; GROUP_BYTES; and number_of(code), a code's number without its scale. A new format is a line in each table.
 //
-// The including language defines FUNCTION, FLOAT, SIGNED, E4M3, CONSTANT, FLOATS16 and multiply_then_add (common.*),
-// ADDRESS, WORD_AT and FLOAT_AT (blocks.*); and CHOOSE16, where a table must not be in memory.
+// The including language defines FUNCTION, FLOAT, SIGNED, E4M3 and multiply_then_add (common.*), ADDRESS, WORD_AT and
+// FLOAT_AT (blocks.*); and for tables CONSTANT and FLOATS16, or CHOOSE16 where they must not be in memory.
 #if FORMAT == 40 || FORMAT == 44 || FORMAT == 48
 #define GROUP_VALUES 16
 #elif FORMAT == 41 || FORMAT == 45 || FORMAT == 49 || FORMAT == 52 || FORMAT == 53

@@ -33,8 +33,6 @@ typedef float float1;
 #define FLOAT(x) (float)(x)
 #define SIGNED(byte) (float)(i8)(byte)
 #define E4M3(code) e4m3_to_f32((u8)(code))
-#define CONSTANT __constant
-#define FLOATS16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p}
 // The number that the four bits of `code` choose. Intel's compiler keeps a table in private memory; these are selects.
 #define CHOOSE2(a, b) ((code & 1u) ? (b) : (a))
 #define CHOOSE4(a, b, c, d) ((code & 2u) ? CHOOSE2(c, d) : CHOOSE2(a, b))
