@@ -384,24 +384,38 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
             first_expert: 0,
             total_experts: 0,
         };
-        let class = Class::Product {
-            terms: k as usize,
-            act: dtype,
-        };
-        let rows = num_experts * n;
-        let operands = vec![
-            Some(Arg::floats(
-                dtype,
-                &[tokens, inputs, k],
-                &random.units((tokens * inputs * k) as usize),
-            )),
-            Some(Arg::weight(format, rows, k, weight(random, format, rows, k))),
-            Some(Arg::ints(&[tokens, top_k], &choices)),
-            Some(Arg::output(dtype, &[tokens, top_k, n], class)),
-            bias.then(|| Arg::floats(DType::F32, &[num_experts, n], &random.units((num_experts * n) as usize))),
-        ];
+        let operands = moe_linear_operands(&spec, inputs, &choices, bias, random);
         cases.push(Case::single(spec, &variant, &name, operands));
     }
+}
+
+/// `inputs`: rows of a token, one or one for each choice.
+fn moe_linear_operands(
+    spec: &MoeLinear,
+    inputs: u32,
+    choices: &[i32],
+    bias: bool,
+    random: &mut Random,
+) -> Vec<Option<Arg>> {
+    let (tokens, experts) = (spec.max_tokens, spec.num_experts);
+    let (k, n) = (spec.in_features, spec.out_features);
+    let class = Class::Product {
+        terms: k as usize,
+        act: spec.dtype,
+    };
+    let rows = experts * n;
+    let x = [tokens, inputs, k];
+    vec![
+        Some(Arg::floats(
+            spec.dtype,
+            &x,
+            &random.units((tokens * inputs * k) as usize),
+        )),
+        Some(Arg::weight(spec.weight, rows, k, weight(random, spec.weight, rows, k))),
+        Some(Arg::ints(&[tokens, spec.top_k], choices)),
+        Some(Arg::output(spec.dtype, &[tokens, spec.top_k, n], class)),
+        bias.then(|| Arg::floats(DType::F32, &[experts, n], &random.units(rows as usize))),
+    ]
 }
 
 /// Ranks of expert parallelism: the first two of five experts, the middle two, the last; tokens that chose none here.
@@ -433,22 +447,7 @@ fn moe_linear_of_a_rank(seed: u64, format: WeightFormat, dtype: DType, cases: &m
             first_expert,
             total_experts: 5,
         };
-        let class = Class::Product {
-            terms: k as usize,
-            act: dtype,
-        };
-        let rows = num_experts * n;
-        let operands = vec![
-            Some(Arg::floats(
-                dtype,
-                &[tokens, inputs, k],
-                &random.units((tokens * inputs * k) as usize),
-            )),
-            Some(Arg::weight(format, rows, k, weight(random, format, rows, k))),
-            Some(Arg::ints(&[tokens, top_k], &choices)),
-            Some(Arg::output(dtype, &[tokens, top_k, n], class)),
-            Some(Arg::floats(DType::F32, &[num_experts, n], &random.units(rows as usize))),
-        ];
+        let operands = moe_linear_operands(&spec, inputs, &choices, true, random);
         cases.push(Case::single(spec, &variant, &name, operands));
     }
 }
