@@ -68,9 +68,9 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
         let arithmetic = format!(
             "--num-gpu-blocks-override {blocks}: blocks of {page_bytes} bytes = {}; choose 1 to {} (memory that is \
              free: {})",
-            gib(blocks * page_bytes),
+            show_bytes(blocks * page_bytes),
             most.min(m.free_bytes / page_bytes),
-            gib(m.free_bytes)
+            show_bytes(m.free_bytes)
         );
         return Err(RunnerError::DoesNotFit { arithmetic });
     }
@@ -78,8 +78,8 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
     if budget > m.free_bytes {
         let arithmetic = format!(
             "--kv-cache-memory-bytes {budget} ({}) is more than the {} that are free on the device",
-            gib(budget),
-            gib(m.free_bytes)
+            show_bytes(budget),
+            show_bytes(m.free_bytes)
         );
         return Err(RunnerError::DoesNotFit { arithmetic });
     }
@@ -100,7 +100,7 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
         let note = format!(
             "max_model_len lowered from {asked} to {fits}: {} of KV memory hold {pages} pages of {} bytes; give more \
              with --kv-cache-memory-bytes, or name --max-model-len to make this an error",
-            gib(budget),
+            show_bytes(budget),
             needs.page_bytes
         );
         return Ok(KvSize {
@@ -113,9 +113,12 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
     let request = format!(
         "one request of {asked} tokens needs {needed} KV pages of {} bytes = {}",
         needs.page_bytes,
-        gib(needed * needs.page_bytes)
+        show_bytes(needed * needs.page_bytes)
     );
-    let room = format!("{} for KV = {pages} pages, enough for {fits} tokens", gib(budget));
+    let room = format!(
+        "{} for KV = {pages} pages, enough for {fits} tokens",
+        show_bytes(budget)
+    );
     // Where not one token fits, a shorter context is no remedy.
     let shorter = match fits {
         0 => String::new(),
@@ -127,9 +130,9 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
         (None, None) => format!(
             "{request}; the device has {} in all, {} in use ({} of weights), and {utilization} of it leaves {room}: \
              raise --gpu-memory-utilization, set --kv-cache-memory-bytes, end what else uses it{shorter}",
-            gib(m.total_bytes),
-            gib(m.total_bytes - m.free_bytes.min(m.total_bytes)),
-            gib(needs.weight_bytes),
+            show_bytes(m.total_bytes),
+            show_bytes(m.total_bytes - m.free_bytes.min(m.total_bytes)),
+            show_bytes(needs.weight_bytes),
         ),
     };
     Err(RunnerError::DoesNotFit { arithmetic })
@@ -149,8 +152,8 @@ fn longest_context(scheduler: &SchedulerConfig, pages: u64) -> u32 {
     low
 }
 
-/// In GiB; less than a hundredth of one in MiB or bytes.
-fn gib(bytes: u64) -> String {
+/// Bytes in GiB; less than a hundredth of one in MiB or bytes.
+fn show_bytes(bytes: u64) -> String {
     match bytes {
         0..=0xf_ffff => format!("{bytes} bytes"),
         0x10_0000..=0x9f_ffff => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
