@@ -60,6 +60,22 @@ pub struct OutputChunk {
     pub finish: Option<FinishReason>,
 }
 
+impl OutputChunk {
+    /// A chunk of sample `index` with nothing in it.
+    pub fn empty(index: u32) -> OutputChunk {
+        OutputChunk {
+            index,
+            text: String::new(),
+            token_ids: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            hidden_state: None,
+            num_cached_tokens: 0,
+            finish: None,
+        }
+    }
+}
+
 /// A finished sample.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CompletionOutput {

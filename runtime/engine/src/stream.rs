@@ -166,7 +166,7 @@ impl OutputStream {
             SequenceEvent::Prompt(logprobs) => {
                 self.ready.push_back(OutputChunk {
                     prompt_logprobs: Some(logprobs),
-                    ..empty_chunk(index)
+                    ..OutputChunk::empty(index)
                 });
             }
             SequenceEvent::Token {
@@ -191,7 +191,7 @@ impl OutputStream {
                     hidden_state: Some(values),
                     num_cached_tokens,
                     finish: Some(FinishReason::Length),
-                    ..empty_chunk(index)
+                    ..OutputChunk::empty(index)
                 });
             }
             SequenceEvent::Finished(reason) => self.finish(index, reason),
@@ -242,7 +242,7 @@ impl OutputStream {
             token_ids: vec![id],
             logprobs: logprobs.map(|l| vec![l]),
             finish,
-            ..empty_chunk(index)
+            ..OutputChunk::empty(index)
         }
     }
 
@@ -257,7 +257,7 @@ impl OutputStream {
         self.ready.push_back(OutputChunk {
             text,
             finish: Some(reason),
-            ..empty_chunk(index)
+            ..OutputChunk::empty(index)
         });
     }
 }
@@ -282,19 +282,6 @@ impl Drop for OutputStream {
             let reason = Some("the client went away".to_string());
             let _ = self.commands.send(Command::End { ids, reason });
         }
-    }
-}
-
-fn empty_chunk(index: u32) -> OutputChunk {
-    OutputChunk {
-        index,
-        text: String::new(),
-        token_ids: Vec::new(),
-        logprobs: None,
-        prompt_logprobs: None,
-        hidden_state: None,
-        num_cached_tokens: 0,
-        finish: None,
     }
 }
 

@@ -100,10 +100,88 @@ impl ServedArgs {
     pub(super) async fn prepare(
         &self,
         chosen: ChosenDevice,
-        hooks: RequestHooks,
+        RequestHooks { io, logits, resolvers }: RequestHooks,
         door: Door,
     ) -> Result<Prepared, ServerError> {
-        prepare(self, chosen, hooks, door).await
+        let model = self.engine.resolve_model().await?;
+        let model_names = self.requests.model_names(&model);
+        let ui = door
+            .has_ui
+            .then(|| Ui::new(chosen.devices(), chosen.rejected().to_vec()));
+        let own = ui.as_ref().map(sink);
+        let hooks = Arc::new(self.engine.hooks(&chosen, self.stats.always()?, own)?);
+        let (engine_args, task_model, task_hooks) = (self.engine.clone(), model.clone(), hooks.clone());
+        let served_name = model_names[0].clone();
+        let platform = format!("{}: {}", chosen.platform, chosen.device_name);
+        let loading =
+            tokio::task::spawn_blocking(move || engine_args.start(&chosen, &task_model, &task_hooks, &served_name));
+        let engine = loading
+            .await
+            .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
+        let has_template = engine.chat_template().is_some();
+        let transport = door.transport;
+        let http = &self.requests;
+        let body_bytes = usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX);
+        let mut state = AppState {
+            text_work: TextWork::new(body_bytes, Arc::clone(&transport.body_memory)),
+            model_root: model.path.display().to_string(),
+            model_names,
+            created: unix_seconds(),
+            api_keys: door.api_keys,
+            transport: Arc::new(transport),
+            limits: Limits {
+                body_bytes,
+                prompts: http.max_prompts,
+                samples: Limits::default().samples.max(http.max_prompts),
+                ..Limits::default()
+            },
+            serving: ServingDefaults {
+                exclude_tools_when_tool_choice_none: self.parsers.excludes_tools(),
+                ..self.serving.defaults()
+            },
+            responses: door.responses,
+            parsers: self
+                .parsers
+                .parsers(&engine)?
+                .binding_reasoning(self.engine.structured.binds_reasoning()),
+            hooks,
+            priority_scheduling: self.engine.scheduling.scheduling_policy == Policy::Priority,
+            log_prompts: http.log_prompts,
+            in_flight: AtomicU64::new(0),
+            abortable: Arc::default(),
+            dev_mode: door.dev_mode,
+            io,
+            logits: LogitsProcessors::default(),
+            lora: LoraState::default(),
+            ui,
+            engine,
+        };
+        if let Some(adapter) = state
+            .engine
+            .adapters()
+            .iter()
+            .find(|a| state.model_names.contains(&a.name))
+        {
+            return Err(ServerError::Option {
+                option: "--lora-modules",
+                message: format!("`{}` is a name of the base model; choose another", adapter.name),
+            });
+        }
+        state.logits = self.logits.start(logits, &state.engine)?;
+        let resolvers = start_resolvers(resolvers, &state.model_names[0])?;
+        state.lora = LoraState::new(self.lora.allows_updates(), resolvers);
+        if self.lora.allows_updates() && state.api_keys.is_empty() {
+            tracing::warn!(
+                "--allow-runtime-lora-updating without --api-key: everyone who reaches this server can load adapters"
+            );
+        }
+        let state = Arc::new(state);
+        Ok(Prepared {
+            state,
+            platform,
+            is_demo: model.is_demo,
+            has_template,
+        })
     }
 }
 
@@ -139,93 +217,6 @@ pub struct Door {
     pub has_ui: bool,
     /// Routes for development are served.
     pub dev_mode: bool,
-}
-
-async fn prepare(
-    args: &ServedArgs,
-    chosen: ChosenDevice,
-    RequestHooks { io, logits, resolvers }: RequestHooks,
-    door: Door,
-) -> Result<Prepared, ServerError> {
-    let model = args.engine.resolve_model().await?;
-    let model_names = args.requests.model_names(&model);
-    let ui = door
-        .has_ui
-        .then(|| Ui::new(chosen.devices(), chosen.rejected().to_vec()));
-    let own = ui.as_ref().map(sink);
-    let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?, own)?);
-    let (engine_args, task_model, task_hooks) = (args.engine.clone(), model.clone(), hooks.clone());
-    let served_name = model_names[0].clone();
-    let platform = format!("{}: {}", chosen.platform, chosen.device_name);
-    let loading =
-        tokio::task::spawn_blocking(move || engine_args.start(&chosen, &task_model, &task_hooks, &served_name));
-    let engine = loading
-        .await
-        .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
-    let has_template = engine.chat_template().is_some();
-    let transport = door.transport;
-    let http = &args.requests;
-    let body_bytes = usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX);
-    let mut state = AppState {
-        text_work: TextWork::new(body_bytes, Arc::clone(&transport.body_memory)),
-        model_root: model.path.display().to_string(),
-        model_names,
-        created: unix_seconds(),
-        api_keys: door.api_keys,
-        transport: Arc::new(transport),
-        limits: Limits {
-            body_bytes,
-            prompts: http.max_prompts,
-            samples: Limits::default().samples.max(http.max_prompts),
-            ..Limits::default()
-        },
-        serving: ServingDefaults {
-            exclude_tools_when_tool_choice_none: args.parsers.excludes_tools(),
-            ..args.serving.defaults()
-        },
-        responses: door.responses,
-        parsers: args
-            .parsers
-            .parsers(&engine)?
-            .binding_reasoning(args.engine.structured.binds_reasoning()),
-        hooks,
-        priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
-        log_prompts: http.log_prompts,
-        in_flight: AtomicU64::new(0),
-        abortable: Arc::default(),
-        dev_mode: door.dev_mode,
-        io,
-        logits: LogitsProcessors::default(),
-        lora: LoraState::default(),
-        ui,
-        engine,
-    };
-    if let Some(adapter) = state
-        .engine
-        .adapters()
-        .iter()
-        .find(|a| state.model_names.contains(&a.name))
-    {
-        return Err(ServerError::Option {
-            option: "--lora-modules",
-            message: format!("`{}` is a name of the base model; choose another", adapter.name),
-        });
-    }
-    state.logits = args.logits.start(logits, &state.engine)?;
-    let resolvers = start_resolvers(resolvers, &state.model_names[0])?;
-    state.lora = LoraState::new(args.lora.allows_updates(), resolvers);
-    if args.lora.allows_updates() && state.api_keys.is_empty() {
-        tracing::warn!(
-            "--allow-runtime-lora-updating without --api-key: everyone who reaches this server can load adapters"
-        );
-    }
-    let state = Arc::new(state);
-    Ok(Prepared {
-        state,
-        platform,
-        is_demo: model.is_demo,
-        has_template,
-    })
 }
 
 impl RequestArgs {

@@ -123,14 +123,8 @@ impl UntilAborted {
         }
         let index = self.unfinished.pop_first()?;
         Some(OutputChunk {
-            index,
-            text: String::new(),
-            token_ids: Vec::new(),
-            logprobs: None,
-            prompt_logprobs: None,
-            hidden_state: None,
-            num_cached_tokens: 0,
             finish: Some(FinishReason::Abort("by POST /abort_requests".to_owned())),
+            ..OutputChunk::empty(index)
         })
     }
 }

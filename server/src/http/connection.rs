@@ -61,24 +61,10 @@ pub(super) fn http_builder(limits: &ConnectionLimits) -> auto::Builder<TokioExec
     builder
 }
 
-/// Serves one connection until it ends by itself, by a deadline, or because its place is needed. `stopping` turns
-/// true when the server ends: running answers are finished then, and nothing else.
+/// Serves one connection until it ends by itself, by a deadline, or because its place is needed. Its socket is
+/// [`Watched`], perhaps below TLS. `stopping` turns true when the server ends: running answers are finished then, and
+/// nothing else.
 pub(super) async fn serve_connection<I>(
-    io: I,
-    router: Router,
-    transport: Arc<Transport>,
-    connection: Arc<Connection>,
-    stopping: watch::Receiver<bool>,
-) -> Option<EndReason>
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let io = Watched::new(io, &connection);
-    serve_watched(io, router, transport, connection, stopping).await
-}
-
-/// As [`serve_connection`], of a socket that is watched already, perhaps below TLS.
-pub(super) async fn serve_watched<I>(
     io: I,
     router: Router,
     transport: Arc<Transport>,

@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::body::read_object;
-use super::connection::serve_connection;
 use super::connections::{Admission, Connections, EndReason};
+use super::handshake::serve_accepted;
 use super::limits::ConnectionLimits;
 use super::transport::Transport;
 use crate::api_error::ApiError;
@@ -109,9 +109,7 @@ fn serve(limits: ConnectionLimits, router: Router) -> Served {
     let io = Recorded(server, Arc::clone(&writes));
     let serving = Arc::clone(&transport);
     let ended =
-        tokio::spawn(
-            async move { serve_connection(io, router, serving, Arc::clone(&slot.connection), stopping).await },
-        );
+        tokio::spawn(async move { serve_accepted(io, router, serving, Arc::clone(&slot.connection), stopping).await });
     Served {
         client,
         transport,
@@ -517,7 +515,7 @@ async fn beyond_the_bound_only_probes_are_answered() {
         let (mut client, server) = tokio::io::duplex(1 << 20);
         let (router, transport, stopping) = (router.clone(), Arc::clone(&transport), stopping.clone());
         tokio::spawn(async move {
-            serve_connection(server, router, transport, Arc::clone(&slot.connection), stopping).await;
+            serve_accepted(server, router, transport, Arc::clone(&slot.connection), stopping).await;
             drop(slot);
         });
         client.write_all(request.as_bytes()).await.expect("taken");

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use super::connection::{Watched, serve_connection, serve_watched};
+use super::connection::{Watched, serve_connection};
 use super::connections::{Connection, EndReason};
 use super::tls::Tls;
 use super::transport::Transport;
@@ -25,12 +25,12 @@ pub(super) async fn serve_accepted<I>(
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let io = Watched::new(io, &connection);
     let Some(tls) = transport.tls.clone() else {
         return serve_connection(io, router, transport, connection, stopping).await;
     };
-    let io = Watched::new(io, &connection);
     match shake_hands(io, &tls, &transport, &connection, stopping.clone()).await {
-        Ok(io) => serve_watched(io, router, transport, connection, stopping).await,
+        Ok(io) => serve_connection(io, router, transport, connection, stopping).await,
         Err(reason) => reason,
     }
 }
