@@ -11,9 +11,10 @@ macro_rules! headers {
 }
 
 headers! { CUDA = "cuda":
-    "act_norm.cuh" "activate.cuh" "attention_once.cuh" "attention_tile.cuh" "blocks.cuh" "common.cuh" "decode_items.cuh"
-    "eights.cuh" "few_tokens.cuh" "hip.cuh" "hip_language.cuh" "hopper.cuh" "kv.cuh" "kv_stream.cuh" "logits.cuh"
-    "lora.cuh" "mfma.cuh" "mma.cuh" "peers.cuh" "prefill.cuh" "quantized.cuh" "scaled.cuh" "vector.cuh" "weights.cuh"
+    "act_norm.cuh" "activate.cuh" "attention_once.cuh" "attention_tile.cuh" "blocks.cuh" "common.cuh" "copies.cuh"
+    "decode_items.cuh" "eights.cuh" "expert_list.cuh" "few_tokens.cuh" "groups_product.cuh" "hip.cuh"
+    "hip_language.cuh" "hopper.cuh" "kv.cuh" "kv_stream.cuh" "latent_work.cuh" "logits.cuh" "lora.cuh" "mfma.cuh"
+    "mma.cuh" "peers.cuh" "prefill.cuh" "quantized.cuh" "scaled.cuh" "vector.cuh" "warp_tiles.cuh" "weights.cuh"
     "widen.cuh"
 }
 headers! { GLSL = "glsl":

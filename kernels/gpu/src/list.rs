@@ -55,8 +55,20 @@ sources! {
         "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.":
         Cuda Glsl OpenCl;
     LATENT = "latent", "`latent_write` and `latent_attention`.": Cuda Glsl OpenCl;
+    LATENT_DECODE = "latent_decode",
+        "`latent_attention` of few rows a sequence, on the matrix units of sm_80 and newer.":
+        Cuda, "it is written for mma.sync";
+    LATENT_JOIN = "latent_join", "The end of it where several blocks have divided a sequence's keys.":
+        Cuda, "the kernels before it are CUDA's";
+    LATENT_TILES = "latent_tiles", "`latent_attention` of many rows a sequence, on the same matrix units and Hopper's.":
+        Cuda, "it is written for mma.sync and wgmma";
     LINEAR_DOTS = "linear_dots", "`linear` of GGUF formats and rounded tokens, by integer dot products.":
         Glsl OpenCl, "drivers of CUDA and HIP do not round activations for such formats";
+    LINEAR_GROUPS_SMALL = "linear_groups_small",
+        "`linear` of few tokens over canonical groups, with norm, bias, residual and gating fused.":
+        Cuda, "it is written for mma.sync, as fused regions are CUDA's";
+    LINEAR_GROUPS_TILE = "linear_groups_tile", "The same of a batch of tokens, without unpacking.":
+        Cuda, "it is written for mma.sync; the others unpack first";
     LINEAR_ONCE = "linear_once",
         "`linear` of few tokens by a small matrix that is in flight whole, with norm, bias, residual and gating fused.":
         Cuda, "fused regions are CUDA's and HIP's";
@@ -82,8 +94,14 @@ sources! {
     LORA_MATRIX = "lora_matrix", "The same of a batch of tokens, on matrix units.":
         Cuda, "it is written for mma.sync";
     MOE = "moe", "`moe_route`, `moe_linear`, `moe_combine`, `head_linear`.": Cuda Glsl OpenCl;
+    MOE_FEW = "moe_few", "`moe_linear` of few tokens an expert, with gating fused.":
+        Cuda, "it is written for mma.sync";
     MOE_GROUPED = "moe_grouped", "`moe_linear` of many tokens, expert by expert.":
         Cuda, "it is written for mma.sync";
+    MOE_LIST = "moe_list", "A step's choices by expert, and the sum of experts' results with the addition behind it.":
+        Cuda, "the others have no products that need it";
+    MOE_TILE = "moe_tile", "`moe_linear` of many tokens an expert on Hopper's matrix units, with gating fused.":
+        Cuda, "instructions of one vendor's hardware";
     NORM = "norm", "`rms_norm` and `layer_norm`.": Cuda Glsl OpenCl;
     POINTWISE = "pointwise", "Elementwise ops.": Cuda Glsl OpenCl;
     PRODUCT = "product", "Products of 16-bit matrices on cooperative matrices of a subgroup.":

@@ -19,7 +19,7 @@ use halyard_platform_api::{Capabilities, DType, Device, WeightFormat};
 use crate::case::Case;
 use crate::execute::{Failure, compare, execute};
 use crate::random::Random;
-use crate::{Options, Report, Support, recorded};
+use crate::{Options, Report, Support, recorded, row_fits};
 
 /// The activation types.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -57,7 +57,7 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
     let mut wanted = |case: &Case, place: &str| {
         let row = format!("{} {}{place}", case.op, case.variant);
         let next = numbers.len();
-        let is_of_filter = options.filter.iter().all(|part| row.contains(part.as_str()));
+        let is_of_filter = row_fits(&row, &options.filter);
         let number = *numbers.entry(row).or_insert(next);
         number % options.share.1 == options.share.0
             && options.only_op.as_ref().is_none_or(|op| op == case.op)

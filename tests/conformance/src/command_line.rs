@@ -77,7 +77,7 @@ pub struct CheckArgs {
     /// The library to compare with; without it libhalyard_reference.so beside this program
     #[arg(long, value_name = "FILE")]
     pub oracle: Option<PathBuf>,
-    /// Only rows whose op and variant hold this text; may be repeated, all must be there
+    /// Only rows whose op and variant hold this text; may be repeated, all must be there. A|B: one of them; !A: not it
     #[arg(long, value_name = "TEXT")]
     pub filter: Vec<String>,
     /// Only this part; may be repeated

@@ -31,7 +31,8 @@ pub struct Options {
     pub only_op: Option<String>,
     /// Only this one of [`PARTS`].
     pub only_part: Option<String>,
-    /// Only cases of ops whose row (op and variant) holds each of these, such as `linear`, `BF16` and `block 64`.
+    /// Only cases of ops whose row (op and variant) fits each of these ([`row_fits`]), such as `linear`, `BF16` and
+    /// `block 64`.
     pub filter: Vec<String>,
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in
     /// every variant fails.
@@ -59,8 +60,17 @@ impl Options {
     }
 }
 
+/// Whether a row holds each text of a filter. A text may be several with `|` between, of which one must be there; after
+/// a `!` it must not.
+pub fn row_fits(row: &str, filter: &[String]) -> bool {
+    filter.iter().all(|text| match text.strip_prefix('!') {
+        Some(text) => !text.split('|').any(|one| row.contains(one)),
+        None => text.split('|').any(|one| row.contains(one)),
+    })
+}
+
 /// Parts of the suite: ops of one kind, or one behaviour.
-pub const PARTS: [&str; 14] = [
+pub const PARTS: [&str; 15] = [
     "memory",
     "execution",
     "rules",
@@ -74,6 +84,7 @@ pub const PARTS: [&str; 14] = [
     "attention",
     "latent",
     "composites",
+    "experts",
     "invariance",
 ];
 
@@ -180,4 +191,27 @@ macro_rules! assert_conformant {
         println!("{report}");
         report
     }};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::row_fits;
+
+    #[test]
+    fn a_filter_names_what_a_row_holds_one_of_several_and_what_it_does_not() {
+        let row = "linear Q4_1 x F32, quantized act allowed";
+        for (filter, fits) in [
+            (&["Q4_1", "F32"][..], true),
+            (&["Q4_1", "BF16"], false),
+            (&["Q4_0|Q4_1"], true),
+            (&["Q4_0|Q8_0"], false),
+            (&["!quantized"], false),
+            (&["!Q4_0|Q4_1"], false),
+            (&["!Q4_0|Q8_0", "F32"], true),
+            (&[], true),
+        ] {
+            let filter: Vec<String> = filter.iter().map(|text| (*text).to_owned()).collect();
+            assert_eq!(row_fits(row, &filter), fits, "{filter:?}");
+        }
+    }
 }

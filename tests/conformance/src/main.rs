@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use command_line::{COLLECTIVES, Cli, Command};
-use halyard_conformance::Report;
+use halyard_conformance::{Report, row_fits};
 
 fn main() -> ExitCode {
     let cli = Cli::read();
@@ -49,11 +49,9 @@ fn check(args: &command_line::CheckArgs) -> Result<bool, String> {
         report.check_lacking(&may_lack);
     }
     if !args.filter.is_empty() {
-        let wanted = |op: &str, variant: &str| {
-            let row = format!("{op} {variant}");
-            args.filter.iter().all(|text| row.contains(text.as_str()))
-        };
-        report.rows.retain(|row| wanted(&row.op, &row.variant));
+        report
+            .rows
+            .retain(|row| row_fits(&format!("{} {}", row.op, row.variant), &args.filter));
         if report.rows.is_empty() {
             return Err(format!(
                 "--filter {}: no row is called so",

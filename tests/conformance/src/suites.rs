@@ -5,6 +5,7 @@ mod attention_layer;
 mod collectives;
 mod composites;
 mod execution;
+mod experts;
 mod first_half;
 mod invariance;
 mod memory;
@@ -34,6 +35,9 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
         composites::run(&**device, &**oracle, options.seed, report);
         attention_layer::run(&**device, &**oracle, options.seed, report);
         first_half::run(&**device, &**oracle, options.seed, report);
+    }
+    if wanted("experts") {
+        experts::run(&**device, &**oracle, options.seed, report);
     }
     if wanted("invariance") {
         invariance::run(&**device, options.seed, report);

@@ -10,7 +10,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use halyard_device_check::goldens::{
-    self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS, KV_SCALE_MODELS,
+    self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS,
+    KV_SCALE_MODELS, NOT_IN_BF16, NOT_IN_F16,
 };
 use halyard_device_check::{collectives, drafts, hidden_states, lora, recording, tensor_parallel};
 use halyard_engine::{EngineConfig, Llm};
@@ -57,15 +58,17 @@ const FAMILIES: [(&str, &str); 31] = [
 
 /// Tiny models of quantised checkpoints, a folder each. They run where `--golden` names them; the first of them, one of
 /// each kind of codes (U4, I8, E2M1, 8-bit floats), always.
-const QUANTISED: [&str; 19] = [
+const QUANTISED: [&str; 25] = [
     "quant/awq",
     "quant/gptq-8",
     "quant/ct-nvfp4",
     "quant/fp8-blocks",
     "quant/auto-round",
+    "quant/autoawq",
     "quant/bnb-fp4",
     "quant/bnb-int8",
     "quant/bnb-nf4",
+    "quant/ct-mixed",
     "quant/ct-mxfp4",
     "quant/ct-w4a16",
     "quant/ct-w4a16-asym",
@@ -75,7 +78,11 @@ const QUANTISED: [&str; 19] = [
     "quant/gptq-3",
     "quant/gptq-4",
     "quant/gptq-4-act-order",
+    "quant/gptq-4-cut-groups",
     "quant/gptq-4-sym-row",
+    "quant/hqq-3-axis-0",
+    "quant/hqq-4",
+    "quant/hqq-mixed",
     "quant/modelopt-nvfp4",
 ];
 /// How many of [`QUANTISED`] run unasked, in f32.
@@ -94,7 +101,12 @@ fn runs(options: &Options, model: &str, dtype: DType) -> bool {
         Some(place) => place < ALWAYS && dtype == DType::F32,
         None => true,
     };
-    options.wants(model) && (named || unasked)
+    let turns = match dtype {
+        DType::BF16 => NOT_IN_BF16.contains(&model),
+        DType::F16 => NOT_IN_F16.contains(&model),
+        _ => false,
+    };
+    options.wants(model) && (named || unasked) && !turns
 }
 
 fn main() -> ExitCode {

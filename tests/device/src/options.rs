@@ -54,7 +54,7 @@ pub struct Options {
     pub model: Option<PathBuf>,
     /// Only this op or suite (memory, execution, rules, composites, invariance) of the conformance suite.
     pub only_op: Option<String>,
-    /// Only rows of it that name each of these.
+    /// Only rows of it that fit each of these (`halyard_conformance::row_fits`).
     pub only_variant: Vec<String>,
     /// Handles of the device that share the conformance suite, a thread each.
     pub jobs: usize,
@@ -70,7 +70,7 @@ pub struct Options {
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model \
-    FILE.gguf] [--op NAME] [--variant PART]… [--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] \
+    FILE.gguf] [--op NAME] [--variant PART|PART…|!PART]… [--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] \
     [--golden MODEL]… [--except MODEL]… [conformance] [goldens] [lora] [recording] [drafts] [hidden-states] \
     [replays] [collectives] [tensor-parallel]";
 

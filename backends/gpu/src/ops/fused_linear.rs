@@ -7,10 +7,11 @@
 
 use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::program::ABSENT;
-use halyard_platform_api::{DType, Error, Node, OpSpec, Program, Result};
+use halyard_platform_api::{DType, Node, OpSpec, Program, Result};
 
 use super::linear::{Fusion, Linear, SmallBatch, SmallBatchCall, WeightLayout, rows_aligned, scales_at};
-use super::names::gelu_code;
+use super::names::gate_of;
+use super::parts::{self, Parts};
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
@@ -36,9 +37,7 @@ pub(crate) fn build(program: &Program) -> Result<Fused> {
         }
     };
     Ok(Fused {
-        parts: program.nodes.iter().map(part).collect::<Result<_>>()?,
-        operands: program.nodes.iter().map(|node| node.operands.clone()).collect(),
-        num_tensors: program.tensors.len(),
+        parts: Parts::of(program, part)?,
         plan,
         small_batches: Vec::new(),
     })
@@ -76,15 +75,6 @@ fn extent(program: &Program, first: usize) -> Option<usize> {
         }
     }
     Some(count)
-}
-
-/// Width, type and the kernel's number of the activation of a gating op.
-fn gate_of(spec: &OpSpec) -> Option<(u32, DType, &'static str)> {
-    match spec {
-        OpSpec::SiluMul(op) if op.is_plain() => Some((op.width, op.dtype, "1")),
-        OpSpec::GeluMul(op) => Some((op.width, op.dtype, gelu_code(op.kind))),
-        _ => None,
-    }
 }
 
 /// One launch instead of several nodes: tensors by their index.
@@ -146,7 +136,7 @@ impl Plan {
         for node in linears {
             let OpSpec::Linear(op) = &node.spec else { return None };
             let layout = WeightLayout::of(op);
-            let known = matches!(layout, WeightLayout::Plain(DType::BF16) | WeightLayout::Scaled);
+            let known = layout != WeightLayout::Plain(DType::F32) && layout != WeightLayout::Plain(DType::F16);
             if !known || !layout.takes_small_batches(op) {
                 return None;
             }
@@ -223,10 +213,7 @@ fn gated(linears: &[Step], gate: u16, up: u16, width: u32) -> Option<Step> {
 
 /// A claimed region.
 pub(crate) struct Fused {
-    /// A kernel a node.
-    parts: Vec<Box<dyn Kernel>>,
-    operands: Vec<Vec<u16>>,
-    num_tensors: usize,
+    parts: Parts,
     plan: Option<Plan>,
     /// Compiled, one a step of the plan.
     small_batches: Vec<SmallBatch>,
@@ -241,7 +228,7 @@ impl Fused {
     /// The launches of a call, or `None` where its parts must run. Depends on shapes, strides and addresses only.
     fn calls(&self, tensors: &[View]) -> Option<Vec<SmallBatchCall>> {
         let plan = self.plan.as_ref()?;
-        let view = |t: u16| tensors.get(usize::from(t)).copied().unwrap_or(View::NONE);
+        let view = |t: u16| parts::view(tensors, t);
         let (x, norm) = (view(plan.x), view(plan.norm));
         let tokens = x.len();
         let plain = x.rank == 2 && x.is_inner_contiguous() && rows_aligned(&x, 16) && norm.ptr.is_multiple_of(16);
@@ -270,7 +257,9 @@ impl Fused {
                     let scales = scales_at(n + above, k);
                     (weight + scales, weight_up + scales + 4 * above, k)
                 }
-                _ => (0, 0, 2 * k),
+                // Rows of planes are found by their numbers.
+                WeightLayout::Planes(_) => (0, 0, 0),
+                WeightLayout::Plain(_) => (0, 0, 2 * k),
             };
             let weight_up = weight_up + above * row_bytes;
             let contiguous = out.is_inner_contiguous() && (residual.is_none() || residual.is_inner_contiguous());
@@ -287,6 +276,8 @@ impl Fused {
                 out,
                 in_features: step.op.in_features,
                 out_features: step.op.out_features,
+                matrix_rows: (n + above) as u32,
+                first_up: above as u32,
                 norm_offset: plan.offset,
                 eps: plan.eps,
             })
@@ -304,9 +295,7 @@ fn halves(product: &View, gate: &View, up: &View, n: u64) -> bool {
 
 impl Kernel for Fused {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        for part in &mut self.parts {
-            part.prepare(cx)?;
-        }
+        self.parts.prepare(cx)?;
         if let Some(plan) = &self.plan {
             let prepare = |step: &Step| {
                 let (norm, gate) = (true, step.gate);
@@ -318,17 +307,11 @@ impl Kernel for Fused {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.scratch_bytes()).max().unwrap_or(0)
+        self.parts.scratch_bytes()
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        if operands.len() != self.num_tensors {
-            return Err(Error::invalid(format!(
-                "a region of {} tensors got {} operands",
-                self.num_tensors,
-                operands.len()
-            )));
-        }
+        self.parts.check(operands)?;
         if let Some(calls) = self.calls(operands) {
             for (kernel, call) in self.small_batches.iter().zip(&calls) {
                 kernel.encode_fused(encoding, call);
@@ -339,7 +322,7 @@ impl Kernel for Fused {
     }
 
     fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
-        self.part(node)?.packed_weight_bytes(0)
+        self.parts.packed_weight_bytes(node)
     }
 
     fn pack_weight(
@@ -351,8 +334,7 @@ impl Kernel for Fused {
         source: RowSource<'_>,
         dst: DevicePtr,
     ) -> Result<()> {
-        self.part(node)?
-            .pack_weight(packer, 0, first_row, num_rows, source, dst)
+        self.parts.pack_weight(packer, node, first_row, num_rows, source, dst)
     }
 }
 
@@ -364,19 +346,7 @@ impl Fused {
 
     /// Runs the region's ops from node `first` on, one after another.
     pub(super) fn encode_parts(&self, first: usize, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        for (part, indices) in self.parts.iter().zip(&self.operands).skip(first) {
-            let views: Vec<View> = indices
-                .iter()
-                .map(|&t| operands.get(usize::from(t)).copied().unwrap_or(View::NONE))
-                .collect();
-            part.encode(encoding, &views)?;
-        }
-        Ok(())
-    }
-
-    fn part(&self, node: u32) -> Result<&dyn Kernel> {
-        let part = self.parts.get(node as usize).map(|part| &**part);
-        part.ok_or_else(|| Error::invalid(format!("node {node} of a region of {} nodes", self.parts.len())))
+        self.parts.encode(first, encoding, operands)
     }
 }
 

@@ -7,6 +7,8 @@ mod choose;
 mod dense_small_batch;
 mod dots;
 mod fusion;
+mod groups_small_batch;
+mod groups_tiles;
 mod layout;
 mod plain;
 mod product;
@@ -27,6 +29,7 @@ use halyard_platform_api::{DType, Error, OpSpec, Result, Status, WeightFormat, l
 use self::call::{Call, LayoutKernels, Path};
 use self::choose::{PathName, Request, choose};
 use self::dots::Dots;
+use self::groups_tiles::GroupsTiles;
 use self::plain::Plain;
 use self::product::LibraryProduct;
 use self::quantized::Quantized;
@@ -145,6 +148,10 @@ impl Linear {
         Ok(Some(match name {
             PathName::SmallBatch => Arc::new(SmallBatch::prepare(cx, op, layout, &Fusion::NONE)?),
             PathName::ScaledTiles => Arc::new(ScaledTiles::prepare(cx, op)?),
+            PathName::GroupsTiles => match layout {
+                WeightLayout::Planes(format) => Arc::new(GroupsTiles::prepare(cx, op, format)?),
+                _ => return Err(Error::invalid("tiles of groups over a weight without groups")),
+            },
             PathName::EightBitProduct => Arc::new(LibraryProduct::prepare(cx, op, layout, true)?),
             PathName::Product => Arc::new(LibraryProduct::prepare(cx, op, layout, false)?),
             PathName::MatrixTiles => Arc::new(Tiles::prepare(cx, op, layout, true)?),

@@ -8,6 +8,7 @@ mod fused_linear;
 mod fused_sum;
 mod linear;
 pub(crate) mod names;
+mod parts;
 mod routed;
 mod sampling;
 mod simple;
@@ -63,6 +64,7 @@ pub(crate) fn claim(program: &Program, facts: &Facts) -> Result<ClaimReport> {
     while first < program.nodes.len() {
         let found = fused_attention::matches(program, first)
             .or_else(|| fused_linear::matches(program, first))
+            .or_else(|| routed::matches_experts(program, first))
             .or_else(|| fused_sum::matches(program, first));
         match found {
             Some(count) => {
@@ -95,6 +97,9 @@ pub(crate) fn build_program(program: &Program, group_of: &GroupOf<'_>) -> Result
     }
     if fused_linear::matches(program, 0) == Some(program.nodes.len()) {
         return Ok(Box::new(fused_linear::build(program)?));
+    }
+    if routed::matches_experts(program, 0) == Some(program.nodes.len()) {
+        return Ok(Box::new(routed::build_experts(program)?));
     }
     if fused_sum::matches(program, 0) == Some(program.nodes.len()) {
         return fused_sum::build(program, group_of);

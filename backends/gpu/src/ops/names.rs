@@ -1,7 +1,7 @@
 //! What the kernels call types and activations in their definitions.
 
-use halyard_platform_api::DType;
 use halyard_platform_api::ops::{Epilogue, GeluKind};
+use halyard_platform_api::{DType, OpSpec};
 
 /// A float type.
 pub(crate) fn float_name(dtype: DType) -> Option<&'static str> {
@@ -41,6 +41,15 @@ pub(super) fn gelu_code(kind: GeluKind) -> &'static str {
     match kind {
         GeluKind::Tanh => "2",
         GeluKind::Erf => "3",
+    }
+}
+
+/// Width, type and the activation's number of a gating op that a product's kernel can do itself.
+pub(super) fn gate_of(spec: &OpSpec) -> Option<(u32, DType, &'static str)> {
+    match spec {
+        OpSpec::SiluMul(op) if op.is_plain() => Some((op.width, op.dtype, "1")),
+        OpSpec::GeluMul(op) => Some((op.width, op.dtype, gelu_code(op.kind))),
+        _ => None,
     }
 }
 

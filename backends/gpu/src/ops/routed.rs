@@ -1,17 +1,23 @@
 //! Ops whose tokens choose their weights: `lora_shrink` and `lora_expand` (`lora.rs`), `moe_route`, `moe_linear`,
 //! `moe_combine`, `head_linear` (`heads.rs`).
 
+mod expert_list;
+mod fused_experts;
 mod grouped;
 mod heads;
 mod lora;
+mod products;
 mod support;
 
 use halyard_kernels_gpu::MOE;
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{Error, OpSpec, Result, WeightFormat};
 
+use self::expert_list::ExpertList;
+pub(crate) use self::fused_experts::{build as build_experts, matches as matches_experts};
 use self::grouped::Grouped;
 use self::lora::{Expand, Shrink};
+use self::products::{Call, Products};
 use self::support::{
     Entry, MAX_EXPERTS, MAX_GRID_Y, THREADS, WARP_FEATURES, check_extents, check_inner, float, optional_vector,
     wrong_count,
@@ -109,6 +115,9 @@ struct Linear {
     row_bytes: u64,
     /// A warp a choice.
     entry: Entry,
+    /// Over matrices of the activations' type.
+    products: Option<(ExpertList, Products)>,
+    /// Over all others.
     grouped: Option<Grouped>,
 }
 
@@ -156,6 +165,7 @@ impl Linear {
                 define,
                 ..Entry::new(Self::NAME, MOE, act, weight)
             },
+            products: None,
             grouped: None,
         })
     }
@@ -169,11 +179,18 @@ impl Kernel for Linear {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
         let defines = [("ACT", self.entry.act), (self.entry.define, self.entry.weight)];
         self.grouped = Grouped::prepare(cx, &self.op, &defines)?;
+        self.products = match Products::prepare(cx, &self.op, None)? {
+            Some(products) => Some((ExpertList::prepare(cx, self.entry.act)?, products)),
+            None => None,
+        };
         self.entry.prepare(cx)
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.grouped.map_or(0, |_| Grouped::scratch_bytes(&self.op))
+        match self.grouped.is_some() || self.products.is_some() {
+            true => ExpertList::bytes(&self.op),
+            false => 0,
+        }
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -182,6 +199,26 @@ impl Kernel for Linear {
         };
         let bias = optional_vector(Self::NAME, "bias", bias)?;
         check_inner(Self::NAME, &[("x", x), ("experts", experts), ("out", out)])?;
+        let call = Call {
+            x: *x,
+            weight: weight.ptr,
+            weight_up: 0,
+            experts: *experts,
+            out: *out,
+            bias,
+            bias_up: 0,
+        };
+        if let Some((list, products)) = self
+            .products
+            .as_ref()
+            .filter(|(_, products)| products.suits(&self.op, &call))
+        {
+            if Products::reads_list(out.len()) {
+                list.encode(encoding, &self.op, experts);
+            }
+            products.encode(encoding, &self.op, &call);
+            return Ok(());
+        }
         if let Some(grouped) = self.grouped.filter(|_| Grouped::suits(&self.op, x, weight, out)) {
             grouped.encode(encoding, &self.op, self.row_bytes, [x, weight, experts, out], bias);
             return Ok(());

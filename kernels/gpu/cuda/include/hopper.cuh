@@ -102,8 +102,15 @@ __device__ __forceinline__ u64 wgmma_operand(u32 address, u32 depth_stride, u32 
     return (u64)((address & 0x3ffff) >> 4) | (u64)(depth_stride >> 4) << 16 | (u64)(column_stride >> 4) << 32;
 }
 
+// The same with rows of 128 bytes, whose eight units of 16 bytes are swapped: unit u of row r stands at u ^ (r % 8).
+// Eight rows are 1024 bytes, at a multiple of that; `address` is inside of their first row, at the depth where a step
+// begins.
+__device__ __forceinline__ u64 wgmma_swapped_operand(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
 // d (64 rows, N columns) = a · b, or += where `accumulate`; 16 deep. a in registers as for mma_m16n8k16, each warp 16
-// rows; d[4i ..] is the tile of columns 8i .. 8i+7 as there. T: bf16 or f16.
+// rows, or in shared memory; d[4i ..] is the tile of columns 8i .. 8i+7 as there. T: bf16 or f16.
 template <typename T, int N> struct Wgmma;
 
 #define HALYARD_D8(d, i)                                                                                        \
@@ -129,6 +136,13 @@ template <typename T, int N> struct Wgmma;
                          : HALYARD_D32(d, 0)                                                              \
                          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));                  \
         }                                                                                                 \
+        static __device__ __forceinline__ void run(float (&d)[32], u64 a, u64 b, int accumulate) {        \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                     \
+                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type " " HALYARD_N32    \
+                         ", %32, %33, p, 1, 1, 0, 0;\n}"                                                  \
+                         : HALYARD_D32(d, 0)                                                              \
+                         : "l"(a), "l"(b), "r"(accumulate));                                              \
+        }                                                                                                 \
     };                                                                                                    \
     template <> struct Wgmma<type, 128> {                                                                 \
         static __device__ __forceinline__ void run(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, \
@@ -139,10 +153,64 @@ template <typename T, int N> struct Wgmma;
                          : HALYARD_D32(d, 0), HALYARD_D32(d, 32)                                          \
                          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));                  \
         }                                                                                                 \
+        static __device__ __forceinline__ void run(float (&d)[64], u64 a, u64 b, int accumulate) {        \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                     \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type " " HALYARD_N64   \
+                         ", %64, %65, p, 1, 1, 0, 0;\n}"                                                  \
+                         : HALYARD_D32(d, 0), HALYARD_D32(d, 32)                                          \
+                         : "l"(a), "l"(b), "r"(accumulate));                                              \
+        }                                                                                                 \
     };
 HALYARD_WGMMA(bf16)
 HALYARD_WGMMA(f16)
 #undef HALYARD_WGMMA
+
+// An operand in shared memory whose rows of 128 bytes have their 16-byte units swapped by (row % 8), eight rows after
+// eight (the 128-byte swizzle; every 1024 bytes begin anew). Operands whose rows run along the depth: `step` bytes
+// between eight rows and the next, `lead` is not used. Operands whose rows run along rows or columns of the product
+// (transposed): `lead` bytes between 64 columns and the next, `step` between eight depths and the next.
+__device__ __forceinline__ u64 wgmma_swizzled(u32 address, u32 lead, u32 step) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(lead >> 4) << 16 | (u64)(step >> 4) << 32 | 1ull << 62;
+}
+
+// d (64 rows, N columns) = a · b, or += where `accumulate`; 16 deep, both in shared memory as wgmma_swizzled says.
+// TRANSPOSED: rows of b run along its columns. d as of Wgmma.
+template <typename T, int N, int TRANSPOSED> struct WgmmaShared;
+
+#define HALYARD_N256                                                         \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,"                        \
+    "%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"               \
+    "%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,"               \
+    "%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"               \
+    "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,"               \
+    "%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,"               \
+    "%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,"               \
+    "%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"   \
+    "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125," \
+    "%126,%127}"
+#define HALYARD_WGMMA_SHARED(type)                                                                              \
+    template <> struct WgmmaShared<type, 32, 0> {                                                               \
+        static __device__ __forceinline__ void run(float (&d)[16], u64 a, u64 b, int accumulate) {              \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                           \
+                         "wgmma.mma_async.sync.aligned.m64n32k16.f32." #type "." #type " "                      \
+                         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 0, 0;\n}" \
+                         : HALYARD_D8(d, 0), HALYARD_D8(d, 8)                                                   \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                    \
+        }                                                                                                       \
+    };                                                                                                          \
+    template <> struct WgmmaShared<type, 256, 1> {                                                              \
+        static __device__ __forceinline__ void run(float (&d)[128], u64 a, u64 b, int accumulate) {             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                          \
+                         "wgmma.mma_async.sync.aligned.m64n256k16.f32." #type "." #type " " HALYARD_N256        \
+                         ", %128, %129, p, 1, 1, 0, 1;\n}"                                                      \
+                         : HALYARD_D32(d, 0), HALYARD_D32(d, 32), HALYARD_D32(d, 64), HALYARD_D32(d, 96)        \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                    \
+        }                                                                                                       \
+    };
+HALYARD_WGMMA_SHARED(bf16)
+HALYARD_WGMMA_SHARED(f16)
+#undef HALYARD_WGMMA_SHARED
+#undef HALYARD_N256
 #undef HALYARD_D8
 #undef HALYARD_D32
 #undef HALYARD_N32

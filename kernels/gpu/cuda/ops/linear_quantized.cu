@@ -136,26 +136,36 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 }
 
+// Four neighbours, at a multiple of their size.
+__device__ __forceinline__ void store4(float *to, const float (&v)[4]) {
+    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+}
+template <typename T> __device__ __forceinline__ void store4(T *to, const T (&v)[4]) {
+    *(uint2 *)to = make_uint2(v[0].bits | (u32)v[1].bits << 16, v[2].bits | (u32)v[3].bits << 16);
+}
+
 // Rows `first_row ..` as plain values, row-major. One thread a lane's part of a chunk.
 extern "C" __global__ void __launch_bounds__(256)
     quantized_unpack(u8 *packed, ACT *out, u32 n, u32 k, u32 first_row, u32 num_rows) {
     let_next_start();
     wait_for_previous();
     Planes p = planes_of(packed, n, k);
-    u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
-    u32 t = index & 3, parts = 4 * p.groups, chunk = (u32)(index / 4 % parts);
-    u64 local = index / 4 / parts;
+    u32 index = blockIdx.x * 256 + threadIdx.x, t = index & 3, parts = 4 * p.groups, chunk = index / 4 % parts,
+        local = index / 4 / parts;
     if (local >= num_rows || 32 * chunk >= k) return;
-    Group v = load_group(p, first_row + (u32)local, chunk / 4, t);
+    Group v = load_group(p, first_row + local, chunk / 4, t);
     float numbers[8], first, second, add, second_add;
     numbers_of(v, chunk & 3, numbers);
     scales_of(v, chunk & 3, first, second, add, second_add);
-    ACT *to = out + local * k + 32 * chunk + 4 * t;
+    ACT four[2][4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        to[i] = from_f32<ACT>(fmaf(first, numbers[i], add));
-        to[16 + i] = from_f32<ACT>(fmaf(second, numbers[4 + i], second_add));
+        four[0][i] = from_f32<ACT>(fmaf(first, numbers[i], add));
+        four[1][i] = from_f32<ACT>(fmaf(second, numbers[4 + i], second_add));
     }
+    ACT *to = out + (u64)local * k + 32 * chunk + 4 * t;
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) store4(to + 16 * half, four[half]);
 }
 
 __device__ __forceinline__ void write_out(float sum, const float *bias, const OUT *residual, OUT *out,

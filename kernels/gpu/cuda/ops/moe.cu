@@ -26,8 +26,9 @@
 // check: -DACT=bf16 -DFORMAT=55
 #include "eights.cuh"
 
-// `moe_route`: tokens of a block, a warp each.
+// `moe_route`: tokens of a block, a warp each; experts that a lane can hold in registers.
 #define ROUTED 4
+#define HELD 8
 
 // Descending by score, then ascending by index; a NaN comes last.
 __device__ __forceinline__ u64 route_key(float score, u32 expert) {
@@ -88,26 +89,59 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
             if (better >= top_groups) choices[e] = -INFINITY_F;
         }
     }
-    // Each round takes the best that comes after the last one taken.
-    u64 last = ~0ull;
     float total = 0.f;
-    for (u32 j = 0; j < top_k; j++) {
-        u64 best = 0;
-        for (u32 e = lane; e < num_experts; e += 32) {
-            u64 key = route_key(choices[e], e);
-            if (key < last && key > best) best = key;
+#if !defined(PORTABLE)
+    if (num_experts <= 32 * HELD) {
+        __syncwarp();
+        // Lane l holds experts l, l + 32, ... as numbers that compare as route_key does, and drops those taken.
+        u32 keys[HELD], left = 0;
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) {
+            u32 e = lane + 32 * i;
+            keys[i] = e < num_experts ? (u32)(route_key(choices[e], e) >> 32) : 0;
+            left |= (e < num_experts ? 1u : 0u) << i;
         }
-        for (u32 mask = 16; mask > 0; mask >>= 1) {
-            u64 other = __shfl_xor_sync(0xffffffffu, best, mask);
-            best = best < other ? other : best;
+        for (u32 j = 0; j < top_k; j++) {
+            u32 best = 0, expert = ~0u;
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) {
+                bool better = (left >> i & 1) && (expert == ~0u || keys[i] > best);
+                best = better ? keys[i] : best;
+                expert = better ? lane + 32 * i : expert;
+            }
+            u32 highest = __reduce_max_sync(0xffffffffu, best);
+            expert = __reduce_min_sync(0xffffffffu, best == highest ? expert : ~0u);
+            if (lane == expert % 32) left &= ~(1u << expert / 32);
+            float score = score_of(expert);
+            total += score;
+            if (lane == 0) {
+                experts[(u64)t * experts_stride + j] = (i32)expert;
+                weights[(u64)t * weights_stride + j] = normalize ? score : score * factor;
+            }
         }
-        last = best;
-        u32 expert = ~(u32)best;
-        float score = score_of(expert);
-        total += score;
-        if (lane == 0) {
-            experts[(u64)t * experts_stride + j] = (i32)expert;
-            weights[(u64)t * weights_stride + j] = normalize ? score : score * factor;
+    } else
+#endif
+    {
+        // Each round takes the best that comes after the last one taken.
+        u64 last = ~0ull;
+        for (u32 j = 0; j < top_k; j++) {
+            u64 best = 0;
+            for (u32 e = lane; e < num_experts; e += 32) {
+                u64 key = route_key(choices[e], e);
+                if (key < last && key > best) best = key;
+            }
+            for (u32 mask = 16; mask > 0; mask >>= 1) {
+                u64 other = __shfl_xor_sync(0xffffffffu, best, mask);
+                best = best < other ? other : best;
+            }
+            last = best;
+            u32 expert = ~(u32)best;
+            float score = score_of(expert);
+            total += score;
+            if (lane == 0) {
+                experts[(u64)t * experts_stride + j] = (i32)expert;
+                weights[(u64)t * weights_stride + j] = normalize ? score : score * factor;
+            }
         }
     }
     if (normalize && lane == 0) {

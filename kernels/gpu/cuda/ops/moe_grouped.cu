@@ -1,15 +1,12 @@
-// `moe_linear` of many tokens: choices are sorted by expert, and each expert's rows are one product on matrix units. So
-// a prompt reads an expert's matrix once for every 64 of its tokens, not once a token.
+// `moe_linear` of many tokens over weights of any type and format: each expert's choices are one product on matrix
+// units. So a prompt reads an expert's matrix once for every 64 of its tokens, not once a token.
 //
 // Definitions: ACT (f16, bf16: x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a
 // block format: see blocks.cuh). Weights of another type are rounded to ACT.
 //
-// Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_groups bytes) writes where each expert's
-// choices begin [num_groups + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid:
-// features in 64, num_groups, any number; 128 threads) needs that list, width a multiple of 8, and inputs and rows of
-// weights aligned to 16 bytes (rows of block formats need no alignment). `bias` may be null. Groups are the experts
-// from first_expert on; with one more group than experts, that one has all choices of other experts, whose results
-// become 0.
+// Launch: grid (features in 64, experts that may be chosen, any number), 128 threads. Needs moe_list's list, width a
+// multiple of 8, and inputs and rows of weights aligned to 16 bytes (rows of block formats need no alignment). `bias`
+// may be null. Results of choices of experts elsewhere become 0.
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=f32
@@ -19,6 +16,7 @@
 // check: -DACT=f16 -DFORMAT=48
 // check: -DACT=bf16 -DFORMAT=51
 #include "eights.cuh"
+#include "expert_list.cuh"
 #include "mma.cuh"
 
 #define ROWS 64
@@ -33,44 +31,6 @@ template <typename A, typename B> struct Same {
 template <typename A> struct Same<A, A> {
     static constexpr bool value = true;
 };
-
-extern "C" __global__ void __launch_bounds__(1024)
-moe_group(const i32 *experts, u32 experts_stride, u32 *groups, u32 num_choices, u32 top_k, u32 first_expert,
-          u32 num_experts, u32 num_groups) {
-    extern __shared__ u32 counts[];
-    wait_for_previous();
-    auto group_of = [&](u32 c) {
-        u32 e = (u32)experts[(u64)(c / top_k) * experts_stride + c % top_k] - first_expert;
-        return e < num_experts ? e : num_experts;
-    };
-    for (u32 e = threadIdx.x; e < num_groups; e += blockDim.x) counts[e] = 0;
-    __syncthreads();
-    for (u32 c = threadIdx.x; c < num_choices; c += blockDim.x) {
-        u32 e = group_of(c);
-        if (e < num_groups) atomicAdd(&counts[e], 1u);
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        u32 before = 0;
-        for (u32 base = 0; base < num_groups; base += 32) {
-            u32 e = base + threadIdx.x, own = e < num_groups ? counts[e] : 0, sum = own;
-            for (u32 distance = 1; distance < 32; distance *= 2) {
-                u32 other = __shfl_up_sync(0xffffffffu, sum, distance);
-                if (threadIdx.x >= distance) sum += other;
-            }
-            if (e < num_groups) groups[e] = counts[e] = before + sum - own;
-            before += __shfl_sync(0xffffffffu, sum, 31);
-        }
-        if (threadIdx.x == 0) groups[num_groups] = before;
-    }
-    __syncthreads();
-    // The order within an expert depends on the threads; each choice is a row of its own.
-    for (u32 c = threadIdx.x; c < num_choices; c += blockDim.x) {
-        u32 e = group_of(c);
-        if (e < num_groups) groups[num_groups + 1 + atomicAdd(&counts[e], 1u)] = c;
-    }
-    let_next_start();
-}
 
 // Eight weights as the product takes them.
 __device__ __forceinline__ uint4 eight(const u8 *row, u32 k) {
@@ -110,19 +70,21 @@ __device__ __forceinline__ void multiply(float (&sums)[COLUMNS / 8][4], const AC
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     moe_linear_grouped(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes,
-                       const u32 *groups, ACT *out, u32 out_token_stride, u32 out_choice_stride, const float *bias,
+                       const u32 *list, ACT *out, u32 out_token_stride, u32 out_choice_stride, const float *bias,
                        u32 top_k, u32 num_experts, u32 num_groups, u32 width, u32 features) {
     __shared__ __align__(16) ACT inputs[ROWS * PITCH];
     __shared__ __align__(16) ACT matrix[COLUMNS * PITCH];
     __shared__ u32 choices[ROWS];
     wait_for_previous();
     let_next_start();
-    u32 expert = blockIdx.y, first_feature = blockIdx.x * COLUMNS, begin = groups[expert], end = groups[expert + 1];
+    if (blockIdx.y >= chosen_experts(list)) return;
+    Chosen chosen = chosen_expert(list, blockIdx.y);
+    u32 expert = chosen.expert, begin = chosen.begin, end = chosen.end, first_feature = blockIdx.x * COLUMNS;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, eighth = threadIdx.x % 8;
     for (u32 first = begin + blockIdx.z * ROWS; first < end; first += gridDim.z * ROWS) {
         u32 count = end - first < ROWS ? end - first : ROWS;
         __syncthreads();
-        if (threadIdx.x < count) choices[threadIdx.x] = groups[num_groups + 1 + first + threadIdx.x];
+        if (threadIdx.x < count) choices[threadIdx.x] = choices_of(list, num_groups)[first + threadIdx.x];
         __syncthreads();
         if (expert == num_experts) {
             for (u32 i = threadIdx.x; i < count * COLUMNS; i += THREADS) {

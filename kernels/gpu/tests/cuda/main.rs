@@ -36,7 +36,16 @@ fn definition_sets(source: &File) -> Vec<Vec<String>> {
 /// Whether a file under these definitions is for one vendor's hardware: it includes the header of its matrix units, and
 /// no definition MATRIX=0 turns that part off.
 fn needs_ptx(source: &File, defines: &[String]) -> bool {
-    let headers = ["mma.cuh", "few_tokens.cuh", "attention_tile.cuh", "hopper.cuh"];
+    let headers = [
+        "mma.cuh",
+        "few_tokens.cuh",
+        "groups_product.cuh",
+        "attention_tile.cuh",
+        "hopper.cuh",
+        // For matrix units alone.
+        "expert_list.cuh",
+        "latent_work.cuh",
+    ];
     let includes = |name: &&str| source.text.contains(&format!("#include \"{name}\""));
     headers.iter().any(includes) && !defines.iter().any(|define| define == "-DMATRIX=0")
 }

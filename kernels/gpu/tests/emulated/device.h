@@ -20,8 +20,10 @@ void emulated_product_32x32x8(const float *a, const float *b, float *sums);
 }
 
 #define __HIP__ 1
+#if !defined(EMULATED_WAVE) || EMULATED_WAVE == 64
 #define __GFX9__ 1
 #define __gfx90a__ 1
+#endif
 #define __HIP_MEMORY_SCOPE_AGENT 0
 #define __hip_atomic_fetch_add(p, x, order, scope) __atomic_fetch_add(p, x, order)
 #define __hip_atomic_fetch_or(p, x, order, scope) __atomic_fetch_or(p, x, order)
@@ -31,7 +33,7 @@ void emulated_product_32x32x8(const float *a, const float *b, float *sums);
 #define __builtin_amdgcn_workitem_id_z() 0u
 #define __builtin_amdgcn_workgroup_id_x() emulated_block(0)
 #define __builtin_amdgcn_workgroup_id_y() emulated_block(1)
-#define __builtin_amdgcn_workgroup_id_z() 0u
+#define __builtin_amdgcn_workgroup_id_z() emulated_block(2)
 #define __builtin_amdgcn_workgroup_size_x() emulated_threads()
 #define __builtin_amdgcn_workgroup_size_y() 1u
 #define __builtin_amdgcn_workgroup_size_z() 1u
@@ -81,3 +83,6 @@ static inline float __ocml_rsqrt_f32(float x) { return 1.f / __builtin_sqrtf(x);
 // One block runs at a time, so what its threads share is what all share.
 #undef __shared__
 #define __shared__ static
+#if defined(EMULATED_WAVE) && EMULATED_WAVE == 32
+#include "ptx.h"
+#endif

@@ -12,7 +12,10 @@
 
 namespace {
 
-constexpr unsigned WAVE = 64;
+#ifndef EMULATED_WAVE
+#define EMULATED_WAVE 64
+#endif
+constexpr unsigned WAVE = EMULATED_WAVE;
 constexpr std::size_t STACK_BYTES = 256 << 10;
 
 [[noreturn]] void fail(const char *why) {
@@ -27,10 +30,18 @@ struct Rendezvous {
 
 // What a lane brings to a rendezvous of its wave.
 struct Brought {
-    char kind;      // shuffle, vote or product
+    char kind;      // shuffle, vote or product of either kind
     unsigned times; // its number: values of a lane that has left since are older, and do not count
     float a[4], b[4];
-    std::uint32_t word;
+    std::uint32_t word, words[6];
+};
+
+// Copies that a thread has asked for, in sets; they are made when it waits for them.
+struct Copy {
+    void *to;
+    const void *from;
+    unsigned bytes, set;
+    bool wanted;
 };
 
 struct Wave {
@@ -42,13 +53,15 @@ struct Fiber {
     ucontext_t context;
     std::vector<char> stack = std::vector<char>(STACK_BYTES);
     bool done = false;
+    std::vector<Copy> copies;
+    unsigned set = 0;
 };
 
 std::vector<Fiber> fibers;
 std::vector<Wave> waves;
 Rendezvous block;
 ucontext_t scheduler;
-unsigned current, places[2], sizes[2], progress;
+unsigned current, places[3], sizes[3], progress;
 const std::function<void()> *entry;
 
 // Restarts a rendezvous at which all active lanes have arrived.
@@ -97,18 +110,21 @@ void run() {
 
 } // namespace
 
-void launch(unsigned grid_x, unsigned grid_y, unsigned threads, const std::function<void()> &kernel) {
+void launch(unsigned grid_x, unsigned grid_y, unsigned threads, const std::function<void()> &kernel,
+            unsigned grid_z) {
     entry = &kernel;
-    sizes[0] = grid_x, sizes[1] = grid_y;
+    sizes[0] = grid_x, sizes[1] = grid_y, sizes[2] = grid_z;
     fibers.resize(threads);
-    for (unsigned i = 0; i < grid_x * grid_y; i++) {
-        places[0] = i % grid_x, places[1] = i / grid_x;
+    for (unsigned i = 0; i < grid_x * grid_y * grid_z; i++) {
+        places[0] = i % grid_x, places[1] = i / grid_x % grid_y, places[2] = i / grid_x / grid_y;
         waves.assign((threads + WAVE - 1) / WAVE, Wave{});
         block = Rendezvous{threads, 0, 0};
         for (unsigned t = 0; t < threads; t++) {
             waves[t / WAVE].rendezvous.live++;
             Fiber &fiber = fibers[t];
             fiber.done = false;
+            fiber.copies.clear();
+            fiber.set = 0;
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.data();
             fiber.context.uc_stack.ss_size = STACK_BYTES;
@@ -134,6 +150,30 @@ unsigned emulated_threads(void) { return (unsigned)fibers.size(); }
 unsigned emulated_grid(int axis) { return sizes[axis]; }
 void emulated_barrier(void) { meet(block); }
 
+void emulated_wave_barrier(void) {
+    unsigned long long there;
+    exchange(Brought{'b'}, there);
+}
+
+void emulated_copy(void *to, const void *from, unsigned bytes, int wanted) {
+    fibers[current].copies.push_back({to, from, bytes, fibers[current].set, wanted != 0});
+}
+void emulated_end_of_copies(void) { fibers[current].set++; }
+void emulated_wait_for_copies(unsigned newest) {
+    Fiber &fiber = fibers[current];
+    std::vector<Copy> later;
+    for (const Copy &copy : fiber.copies) {
+        if (copy.set + newest >= fiber.set) {
+            later.push_back(copy);
+        } else if (copy.wanted) {
+            std::memcpy(copy.to, copy.from, copy.bytes);
+        } else {
+            std::memset(copy.to, 0, copy.bytes);
+        }
+    }
+    fiber.copies = later;
+}
+
 unsigned emulated_word_of(unsigned lane, unsigned value) {
     Brought mine = {'w'};
     mine.word = value;
@@ -148,6 +188,30 @@ unsigned long long emulated_votes(int says) {
     const Brought *all = exchange(mine, there);
     for (unsigned lane = 0; lane < WAVE; lane++) votes |= (unsigned long long)all[lane].word << lane;
     return votes & there;
+}
+
+// mma.m16n8k16 (PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type"): with g = lane / 4 and t = lane
+// % 4, words of the left side hold rows g (words 0 and 2) and g + 8 at depths 2t, 2t + 1 (words 0 and 1) and 8 further
+// on; of the right side column g at the same depths; sums rows g and g + 8, columns 2t and 2t + 1.
+void emulated_mma_16x8x16(const unsigned *a, const unsigned *b, float *sums, float (*value)(unsigned short)) {
+    Brought mine = {'m'};
+    std::memcpy(mine.words, a, 16);
+    std::memcpy(mine.words + 4, b, 8);
+    unsigned lane = current % WAVE, g = lane / 4, t = lane % 4;
+    unsigned long long there;
+    const Brought *all = exchange(mine, there);
+    if (WAVE != 32 || there != 0xffffffffull) fail("a matrix product of a warp that some lanes have left");
+    auto half = [&](std::uint32_t word, unsigned depth) { return value((unsigned short)(word >> (16 * (depth & 1)))); };
+    for (unsigned v = 0; v < 4; v++) {
+        unsigned upper = v / 2, column = 2 * t + v % 2;
+        double sum = sums[v];
+        for (unsigned depth = 0; depth < 16; depth++) {
+            unsigned of = depth % 8 / 2, late = depth / 8;
+            sum += (double)half(all[4 * g + of].words[upper + 2 * late], depth) *
+                   half(all[4 * column + of].words[4 + late], depth);
+        }
+        sums[v] = (float)sum;
+    }
 }
 
 // v_mfma_f32_32x32x8: with l the lane and j = 0 .. 3, the left side's row l % 32 and the right side's column l % 32 at

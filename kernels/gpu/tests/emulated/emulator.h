@@ -4,4 +4,5 @@
 #include <functional>
 
 // Runs `kernel` once for every thread of every block. Ends the process with a message when lanes that must meet do not.
-void launch(unsigned grid_x, unsigned grid_y, unsigned threads, const std::function<void()> &kernel);
+void launch(unsigned grid_x, unsigned grid_y, unsigned threads, const std::function<void()> &kernel,
+            unsigned grid_z = 1);

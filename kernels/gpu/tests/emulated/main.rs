@@ -1,7 +1,8 @@
-//! Runs kernels for AMD's GPUs on the processor, lane by lane, and compares their results with sums in double
-//! precision. Needs no GPU, only a clang for this machine (the usual names, or the file that HALYARD_CLANG names);
-//! without it the test says so and passes. `emulator.cpp` has the operand layouts from AMD's documents: these tests
-//! check the kernels against the documents, not the documents against the hardware.
+//! Runs kernels for AMD's GPUs, and some of NVIDIA's alone, on the processor, lane by lane, and compares their results
+//! with sums in double precision. `nvidia/` has headers in place of those with PTX, for the kernels of latent
+//! attention. Needs no GPU, only a clang for this machine (the usual names, or the file that HALYARD_CLANG names);
+//! without it the test says so and passes. `emulator.cpp` has the operand layouts from both vendors' documents: these
+//! tests check the kernels against the documents, not the documents against the hardware.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -118,6 +119,39 @@ fn linears_of_canonical_formats_are_right() {
     }
 }
 
+/// Of whole numbers, four and eight bits, and of small floats; groups with more than one scale a chunk, and with one.
+#[test]
+fn products_over_groups_are_right_on_matrix_units() {
+    let sets = |kernel: &str, sets: &[(u32, &str)], shapes: &str| {
+        for (format, act) in sets {
+            let of = format!("-DEMULATED_WAVE=32 -DFORMAT={format} -DACT={act} -DOUT={act} -DEPILOGUE=0 {shapes}");
+            check_all(kernel, &[&of.split(' ').collect::<Vec<_>>()]);
+        }
+    };
+    let few = "linear_groups_small";
+    let formats = [
+        (43, "bf16"),
+        (40, "bf16"),
+        (42, "f16"),
+        (45, "bf16"),
+        (47, "f16"),
+        (48, "f16"),
+        (49, "bf16"),
+    ];
+    let plain = "-DTILES=1 -DMOST=8 -DWARPS=3 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DGATE=0 -DNORM=0";
+    sets(few, &formats, plain);
+    sets(few, &[(55, "bf16"), (53, "f16")], plain);
+    let gated = "-DTILES=1 -DMOST=1 -DWARPS=2 -DSPAN=4 -DSTAGES=3 -DMIN_BLOCKS=1 -DGATE=1 -DNORM=1";
+    sets(few, &[(43, "bf16"), (48, "bf16")], gated);
+    let wide = "-DTILES=2 -DMOST=16 -DWARPS=4 -DSPAN=1 -DSTAGES=4 -DMIN_BLOCKS=1 -DGATE=0 -DNORM=1";
+    sets(few, &[(43, "bf16")], wide);
+    let tile = "-DTOKENS=32 -DROW_WARPS=2 -DTOKEN_WARPS=2 -DSTAGES=3 -DMIN_BLOCKS=1";
+    sets("linear_groups_tile", &formats, tile);
+    sets("linear_groups_tile", &[(55, "bf16")], tile);
+    let one = "-DTOKENS=16 -DROW_WARPS=2 -DTOKEN_WARPS=1 -DSTAGES=2 -DMIN_BLOCKS=1";
+    sets("linear_groups_tile", &[(43, "bf16")], one);
+}
+
 #[test]
 fn attention_of_prompts_is_right_on_matrix_units() {
     check_all(
@@ -128,4 +162,68 @@ fn attention_of_prompts_is_right_on_matrix_units() {
             &["-DACT=bf16", "-DKV=bf16", "-DHEAD_DIM=80", "-DBLOCK=8"],
         ],
     );
+}
+
+/// Compiles latent attention's kernels under definitions, with the headers of `nvidia/` beside them, and runs them.
+fn check_latent(clang: &str, kernel: &str, rows: u32, defines: &[&str]) -> Result<String, String> {
+    let folder = folder(&format!("{kernel}{}", defines.join("")));
+    let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
+    let nvidia = std::fs::read_dir(format!("{HERE}/nvidia")).expect("its folder");
+    let stand_ins = nvidia.map(|entry| entry.expect("an entry").path());
+    let own = [
+        "include/latent_work.cuh".to_string(),
+        format!("ops/{kernel}.cu"),
+        "ops/latent_join.cu".to_string(),
+    ];
+    let own = own.map(|file| PathBuf::from(format!("{KERNELS}/cuda/{file}")));
+    for file in stand_ins.chain(own) {
+        std::fs::copy(&file, folder.join(file.file_name().expect("a file"))).expect("a copy");
+    }
+    let common = ["-x", "c++", "-std=c++17", "-O2", "-w"];
+    let (rows, name) = (format!("-DROWS={rows}"), format!("-DKERNEL={kernel}"));
+    let compile = |file: &str, object: &str, more: &[&str]| {
+        let files = ["-c", file, "-o", object];
+        run(clang, &[&common[..], defines, more, &files].concat())
+    };
+    let objects = ["kernel.o", "join.o", "check.o", "emulator.o"].map(path);
+    // The kernels' shared memory is the emulator's; what a join's threads share is what all share, as one block runs.
+    compile(&path(&format!("{kernel}.cu")), &objects[0], &["-D__shared__="])?;
+    compile(&path("latent_join.cu"), &objects[1], &["-D__shared__=static", &rows])?;
+    compile(&path("latent.cpp"), &objects[2], &[&rows, &name])?;
+    compile(&path("emulator32.cpp"), &objects[3], &[])?;
+    let program = path("program");
+    let objects: Vec<&str> = objects.iter().map(String::as_str).collect();
+    run(clang, &[&objects[..], &["-lstdc++", "-lm", "-o", &program]].concat())?;
+    let said = run(&program, &[])?;
+    // Best effort: it lies in the build's temporary folder.
+    let _ = std::fs::remove_dir_all(&folder);
+    Ok(said)
+}
+
+/// Both kernels, with `mma` and with `wgmma`, for small and for the usual latents.
+#[test]
+fn latent_attention_is_right_on_matrix_units() {
+    let clang = match clang() {
+        Ok(clang) => clang,
+        Err(why) => {
+            println!("skipped: {why}");
+            return;
+        }
+    };
+    let usual = ["-DACT=bf16", "-DLATENT=512", "-DROPE=64", "-DBLOCK=64"];
+    let small = ["-DACT=f16", "-DLATENT=128", "-DROPE=32", "-DBLOCK=16"];
+    let hopper: &[&str] = &["-DKEYS=64", "-D__CUDA_ARCH_FEAT_SM90_ALL"];
+    for (kernel, rows, common, more) in [
+        ("latent_decode", 16, usual, &["-DSTAGES=5"][..]),
+        ("latent_decode", 16, small, &["-DSTAGES=2"]),
+        ("latent_tiles", 64, usual, hopper),
+        ("latent_tiles", 64, usual, &["-DKEYS=32"]),
+        ("latent_tiles", 64, small, &["-DKEYS=64"]),
+    ] {
+        let defines = [&common[..], more].concat();
+        match check_latent(&clang, kernel, rows, &defines) {
+            Ok(said) => println!("{kernel} {}: {said}", defines.join(" ")),
+            Err(why) => panic!("{kernel} {}: {why}", defines.join(" ")),
+        }
+    }
 }

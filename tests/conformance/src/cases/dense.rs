@@ -349,13 +349,24 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
     // A few tokens; and so many that each expert has more than a tile of them, which a backend may sort by expert.
     let few = odd_width(format);
     let many = if format.block_values() == 1 { 40 } else { few };
-    let shapes = [
+    let mut shapes = vec![
         (4, 1, few, 13, false),
         (4, 2, few, 13, true),
         (150, 1, many, 70, true),
         (150, 2, many, 70, false),
         (1, 1, few, 13, true),
     ];
+    if matches!(format, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16) {
+        // Rows at multiples of 16 bytes, as matrix units want them, with ever more choices an expert.
+        shapes.extend([
+            (1, 1, 136, 24, false),
+            (7, 1, 72, 24, true),
+            (15, 2, 200, 72, false),
+            (40, 1, 136, 200, true),
+            (100, 2, 200, 136, true),
+            (250, 1, 72, 136, false),
+        ]);
+    }
     // Canonical formats differ in how a value is read: shapes with many tokens, which take the time, run with one
     // format of each kind of codes.
     use WeightFormat::{E2M1G32, F8G128, I8G32, Nf4G64, U4G128};
@@ -426,8 +437,11 @@ fn moe_linear_of_a_rank(seed: u64, format: WeightFormat, dtype: DType, cases: &m
     } else {
         odd_width(format)
     };
+    let shapes = [(0, 2, 6, 1), (2, 2, 6, 2), (4, 1, 1, 1), (1, 1, 1, 1), (2, 2, 150, 1)];
+    // How a value is read, `moe_linear` checks; whose tokens are sorted, one plain format and one in blocks show.
+    let has_many = matches!(format, WeightFormat::BF16 | WeightFormat::Q4_1 | WeightFormat::U4G128);
     for (first_expert, num_experts, tokens, inputs) in
-        [(0, 2, 6, 1), (2, 2, 6, 2), (4, 1, 1, 1), (1, 1, 1, 1), (2, 2, 150, 1)]
+        shapes.into_iter().filter(|&(.., tokens, _)| has_many || tokens < 150)
     {
         let name = format!("{num_experts} of 5 from {first_expert}, {tokens} x {inputs} x {k}");
         let random = &mut Random::of(seed, &format!("moe_linear {variant} {name}"));

@@ -56,12 +56,21 @@ pub(super) fn head_cases(seed: u64) -> Vec<Case> {
 /// Heads, values of a latent and of a key.
 type Shape = (u32, u32, u32);
 
-const SHAPES: [(&str, Shape); 4] = [
+const SHAPES: [(&str, Shape); 5] = [
     ("", (4, 64, 16)),
+    // More rows than keys in a tile, heads that a tile does not hold whole.
+    (" 20 heads 128 + 32", (20, 128, 32)),
     (" 3 heads 80 + 24", (3, 80, 24)),
     (" 9 heads 32 + 8", (9, 32, 8)),
     (" 16 heads 512 + 64", (16, 512, 64)),
 ];
+
+/// A chunk behind a prefix of several stages, beside decodes: more rows than a tile holds.
+const TILES: Batch = Batch {
+    name: "a chunk beside decodes",
+    seqs: &[(3, 1, 150), (1, 7, 140), (-1, 0, 0), (0, 1, 65)],
+    pad_tokens: 2,
+};
 
 pub(super) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -74,8 +83,10 @@ pub(super) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
                 }
                 // The oracle is slow: long chunks of the small shape in matching types, and few batches of the large.
                 let long = (act == kv && suffix.is_empty()).then_some(&LONG);
+                // Several tiles and stages of each kernel of the usual size, in half precision.
+                let usual = (shape.1 > 256 && act != DType::F32).then_some(&TILES);
                 let batches = if shape.1 > 256 { &BATCHES[1..3] } else { &BATCHES[..] };
-                for batch in batches.iter().chain(long) {
+                for batch in batches.iter().chain(long).chain(usual) {
                     let variant = format!("{act:?}, kv {kv:?}{suffix}");
                     let case = attention_case(seed, &variant, batch, shape, act, kv, block_size);
                     // What attention reads is what latent_write stored: the same case stands for both.

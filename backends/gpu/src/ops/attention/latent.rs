@@ -1,11 +1,16 @@
-//! `latent_write` and `latent_attention`: which specs run, and their launches. One kernel for every call: a block for a
-//! token and four heads.
+//! `latent_write` and `latent_attention`: which specs run, and their launches. Attention runs on matrix units where
+//! spec, device and views allow (`tiles`), else on a plain kernel: a block for a token and four heads.
+
+mod call;
+mod tiles;
 
 use halyard_kernels_gpu::LATENT;
 use halyard_platform_api::ops::{LatentAttention, LatentWrite};
 use halyard_platform_api::{AttentionPlan, DType, Error, Result};
 
-use super::call::{cache_args, contiguous_heads, heads_args};
+use self::call::Call;
+use self::tiles::{Form, Tiles};
+use super::call::{cache_args, contiguous_heads};
 use super::reasons::{cache_reasons, joined};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
@@ -39,7 +44,7 @@ pub(crate) fn plan(spec: &LatentAttention) -> Result<AttentionPlan> {
     let row_bytes = u64::from(spec.latent_dim + spec.rope_dim) * spec.kv.bytes() as u64;
     Ok(AttentionPlan {
         block_bytes: u64::from(spec.block_size) * row_bytes,
-        scratch_bytes: 0,
+        scratch_bytes: Form::of(spec).map_or(0, |form| form.most_scratch_bytes()),
         record_decode: true,
         record_mixed_tokens: spec.max_tokens,
     })
@@ -129,7 +134,13 @@ impl Kernel for WriteKernel {
 /// `latent_attention` as an op.
 pub(super) struct AttentionKernel {
     spec: LatentAttention,
-    function: Option<Function>,
+    kernels: Option<Kernels>,
+}
+
+/// The compiled kernels.
+struct Kernels {
+    tiles: Option<Tiles>,
+    plain: Function,
 }
 
 impl AttentionKernel {
@@ -141,7 +152,7 @@ impl AttentionKernel {
         reasons(spec)?;
         Ok(AttentionKernel {
             spec: spec.clone(),
-            function: None,
+            kernels: None,
         })
     }
 }
@@ -150,48 +161,42 @@ impl Kernel for AttentionKernel {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
         let spec = &self.spec;
         let defines = defines(spec.act, spec.kv, (spec.latent_dim, spec.rope_dim), spec.block_size)?;
-        self.function = Some(cx.function(LATENT, &borrowed(&defines), "latent_attention", 0)?);
+        let tiles = match Form::of(spec) {
+            Some(form) => Tiles::prepare(cx, form)?,
+            None => None,
+        };
+        self.kernels = Some(Kernels {
+            tiles,
+            plain: cx.function(LATENT, &borrowed(&defines), "latent_attention", 0)?,
+        });
         Ok(())
     }
 
+    fn scratch_bytes(&self) -> u64 {
+        let tiles = self.kernels.as_ref().and_then(|kernels| kernels.tiles.as_ref());
+        tiles.map_or(0, Tiles::scratch_bytes)
+    }
+
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let (&[q_latent, q_rope, cache, table, rows, starts, lens, out], Some(function)) = (operands, self.function)
-        else {
-            return Err(Error::invalid(
-                "latent_attention has 8 operands and is prepared before it is encoded",
-            ));
+        let call = Call::of(operands)?;
+        let Some(kernels) = &self.kernels else {
+            return Err(Error::invalid("latent_attention was encoded before it was prepared"));
         };
-        for (name, view) in [
-            ("q_latent", &q_latent),
-            ("q_rope", &q_rope),
-            ("cache", &cache),
-            ("block_table", &table),
-            ("out", &out),
-        ] {
-            contiguous_heads("latent_attention", name, view)?;
-        }
-        if out.is_empty() || rows.is_empty() {
+        if call.out.is_empty() || call.step_rows.is_empty() {
             return Ok(());
         }
-        let mut args = Vec::with_capacity(20);
-        args.extend(heads_args(&q_latent));
-        args.extend(heads_args(&q_rope));
-        args.extend(cache_args(&cache));
+        if let Some(tiles) = kernels.tiles.as_ref().filter(|tiles| tiles.takes(&call)) {
+            tiles.encode(encoding, &call);
+            return Ok(());
+        }
+        let mut args = call.args();
         args.extend([
-            Arg::Ptr(table.ptr),
-            Arg::U32(table.row_stride()),
-            Arg::Ptr(rows.ptr),
-            Arg::Ptr(starts.ptr),
-            Arg::Ptr(lens.ptr),
-        ]);
-        args.extend(heads_args(&out));
-        args.extend([
-            Arg::U32(rows.len()),
+            Arg::U32(call.step_rows.len()),
             Arg::U32(self.spec.num_heads),
             Arg::F32(self.spec.scale),
         ]);
-        let blocks = out.len() * self.spec.num_heads.div_ceil(HEADS);
-        encoding.launch(function, [blocks, 1, 1], THREADS, 0, &args);
+        let blocks = call.out.len() * self.spec.num_heads.div_ceil(HEADS);
+        encoding.launch(kernels.plain, [blocks, 1, 1], THREADS, 0, &args);
         Ok(())
     }
 }

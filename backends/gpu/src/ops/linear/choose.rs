@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use halyard_platform_api::{DType, ops};
 
 use super::dots;
+use super::groups_tiles;
 use super::layout::WeightLayout;
 use super::round_tokens;
 use super::scaled_tiles;
@@ -26,6 +27,8 @@ pub(super) enum PathName {
     SmallBatch,
     /// Batches over 8-bit weights on matrix units.
     ScaledTiles,
+    /// Batches over canonical groups on matrix units.
+    GroupsTiles,
     /// The driver's product of 8-bit tokens and weights.
     EightBitProduct,
     /// The driver's product, of unpacked weights where they are not plain.
@@ -53,6 +56,7 @@ impl fmt::Display for PathName {
         f.write_str(match self {
             PathName::SmallBatch => "small batches on matrix units",
             PathName::ScaledTiles => "tiles of 8-bit weights",
+            PathName::GroupsTiles => "tiles of groups",
             PathName::EightBitProduct => "product of 8-bit tokens",
             PathName::Product => "product",
             PathName::MatrixTiles => "tiles on matrix units",
@@ -103,31 +107,38 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
     };
 
     let more_tokens = op.max_tokens > own_tokens;
-    let small_batch =
-        matrix_units && (layout == WeightLayout::Scaled || product.is_none() || !of.small_batches_are_fused);
+    // Over plain weights the library's product is as fast where a composite does not take over.
+    let is_plain = matches!(layout, WeightLayout::Plain(_));
+    let small_batch = matrix_units && (!is_plain || product.is_none() || !of.small_batches_are_fused);
     let scaled_tiles = matrix_units
         && layout == WeightLayout::Scaled
         && product != Some(PathName::EightBitProduct)
         && more_tokens
         && scaled_tiles::takes(op, facts);
+    let groups_tiles = match layout {
+        WeightLayout::Planes(format) => matrix_units && more_tokens && groups_tiles::takes(format, facts),
+        _ => false,
+    };
     let tiles = match !small_batch && product.is_none() && more_tokens {
         true => tiles(of, dots, policy).find(there),
         false => None,
     };
 
-    let own_tokens = match small_batch && product.is_none() && !scaled_tiles {
+    let own_tokens = match small_batch && product.is_none() && !scaled_tiles && !groups_tiles {
         true => u32::MAX,
         false => own_tokens,
     };
     let own = 1..=own_tokens;
     let beyond = own_tokens.checked_add(1).map(|first| first..=u32::MAX);
-    let tiled = own_tokens.saturating_add(1)..=scaled_tiles::MAX_TOKENS;
+    let tiled = |most: u32| own_tokens.saturating_add(1)..=most;
+    let most_in_groups = product.map_or(u32::MAX, |_| groups_tiles::MAX_TOKENS);
     let last = match dots {
         true => PathName::IntegerDots,
         false => PathName::Layout,
     };
     let choices = [
-        scaled_tiles.then_some((tiled, PathName::ScaledTiles)),
+        scaled_tiles.then_some((tiled(scaled_tiles::MAX_TOKENS), PathName::ScaledTiles)),
+        groups_tiles.then_some((tiled(most_in_groups), PathName::GroupsTiles)),
         small_batch.then_some((own, PathName::SmallBatch)),
         beyond.clone().zip(product),
         beyond.clone().zip(small_batch.then_some(PathName::SmallBatch)),
@@ -257,6 +268,30 @@ mod tests {
                     assert!(choices.iter().all(|choice| !missing.contains(&choice.path)), "{op:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn batches_over_canonical_groups_are_not_unpacked() {
+        let described = |weight, missing: &[PathName]| {
+            let op = op(weight, DType::BF16, false);
+            describe(&chosen(&op, true, &Policy::default(), missing))
+        };
+        let own = "tiles of groups, 1-16 small batches on matrix units";
+        let beyond = "from 17 small batches on matrix units, others plain kernel";
+        let with_product = format!("17-96 {own}, from 17 product, {beyond}");
+        for weight in [WeightFormat::U4G128, WeightFormat::I8G32, WeightFormat::E2M1G16] {
+            assert_eq!(described(weight, &[]), with_product, "{weight:?}");
+        }
+        let alone = format!("from 17 {own}, {beyond}");
+        assert_eq!(described(WeightFormat::U4G128, &[PathName::Product]), alone);
+        // Tables of 24 bits, and GGUF's planes.
+        for weight in [WeightFormat::Nf4G64, WeightFormat::Q4_0] {
+            assert_eq!(
+                described(weight, &[]),
+                "from 33 product, others plain kernel",
+                "{weight:?}"
+            );
         }
     }
 

@@ -7,7 +7,7 @@ use halyard_platform_api::ops;
 
 use super::fusion::{CARVEOUT_BYTES, Fusion, SmallBatchCall};
 use crate::driver::Function;
-use crate::encoding::{Arg, Encoding};
+use crate::encoding::Encoding;
 use crate::kernel::Preparation;
 use crate::ops::names::{epilogue_code, type_name};
 
@@ -244,24 +244,7 @@ impl DenseSmallBatch {
             tokens.div_ceil(8 * entry.tiles),
             1,
         ];
-        let args = [
-            Arg::Ptr(call.x.ptr),
-            Arg::Ptr(call.weight),
-            Arg::Ptr(call.weight_up),
-            Arg::Ptr(call.norm),
-            Arg::Ptr(call.bias),
-            Arg::Ptr(call.bias_up),
-            Arg::Ptr(call.residual.ptr),
-            Arg::Ptr(call.out.ptr),
-            Arg::U32(call.x.row_stride()),
-            Arg::U32(call.residual.row_stride()),
-            Arg::U32(call.out.row_stride()),
-            Arg::U32(tokens),
-            Arg::U32(call.out_features),
-            Arg::U32(call.in_features),
-            Arg::F32(call.norm_offset),
-            Arg::F32(call.eps),
-        ];
+        let args = call.args(&[], &[]);
         encoding.launch(function, grid, 32 * warps, shared, &args);
     }
 }

@@ -1,6 +1,7 @@
 //! Ops that small-batch kernels fuse with the product: the norm before it and the gating after it, with their operands.
 
 use crate::driver::DevicePtr;
+use crate::encoding::Arg;
 use crate::view::View;
 
 /// Shared memory that a multiprocessor should set aside for it, bytes: enough for a few tokens of a long row. The rest
@@ -40,8 +41,23 @@ pub(crate) struct SmallBatchCall {
     pub out: View,
     pub in_features: u32,
     pub out_features: u32,
+    /// Rows of the matrix, and the first one of the up part in its matrix: planes are found by them.
+    pub matrix_rows: u32,
+    pub first_up: u32,
     pub norm_offset: f32,
     pub eps: f32,
+}
+
+impl SmallBatchCall {
+    /// The operands as the kernels of small batches take them: `scales` behind the weights, `sizes` behind the extents.
+    pub(super) fn args(&self, scales: &[Arg], sizes: &[Arg]) -> Vec<Arg> {
+        let weights = [self.x.ptr, self.weight, self.weight_up].map(Arg::Ptr);
+        let around = [self.norm, self.bias, self.bias_up, self.residual.ptr, self.out.ptr].map(Arg::Ptr);
+        let strides = [&self.x, &self.residual, &self.out].map(|view| Arg::U32(view.row_stride()));
+        let extents = [self.out.len(), self.out_features, self.in_features].map(Arg::U32);
+        let norm = [self.norm_offset, self.eps].map(Arg::F32);
+        [&weights[..], scales, &around, &strides, &extents, sizes, &norm].concat()
+    }
 }
 
 impl SmallBatchCall {
@@ -60,6 +76,8 @@ impl SmallBatchCall {
             out: View::NONE,
             in_features,
             out_features,
+            matrix_rows: out_features,
+            first_up: 0,
             norm_offset: 0.0,
             eps: 0.0,
         }

@@ -36,7 +36,7 @@ impl WeightLayout {
         op.act != DType::F32
             && match self {
                 WeightLayout::Plain(weight) => weight == op.act && op.in_features.is_multiple_of(8),
-                WeightLayout::Planes(_) => false,
+                WeightLayout::Planes(format) => has_quick_operands(format),
                 WeightLayout::Scaled => op.in_features.is_multiple_of(16),
             }
     }
@@ -49,6 +49,20 @@ impl WeightLayout {
             WeightLayout::Scaled => scales_at(n, k) + 4 * n,
         }
     }
+}
+
+/// Whether a few instructions make operands of matrix units from a canonical format's codes (`groups_product.cuh`):
+/// whole numbers and 4-bit floats, no tables. The kernels know 8-bit floats too; those stay out until two faults are
+/// gone: streamed tokens gave NaN over F8G128 on an H200, and a code that is NaN becomes 480.
+pub(super) fn has_quick_operands(format: WeightFormat) -> bool {
+    use WeightFormat::{F8G32, F8G64, F8G128, Fp4G64, Iq4NlG32, Nf4G64};
+    format.is_canonical() && !matches!(format, Nf4G64 | Fp4G64 | Iq4NlG32 | F8G32 | F8G64 | F8G128)
+}
+
+/// Bytes a group of 128 values has in the planes of a canonical format: codes and scales.
+pub(super) const fn group_bytes(format: WeightFormat) -> [u32; 2] {
+    let ([codes, _, scales], _) = planes(format);
+    [codes as u32, scales as u32]
 }
 
 /// Bytes a group of each plane, and whether there is a word for every two groups: quants, high bits, scales.

@@ -164,27 +164,7 @@ impl ScaledSmallBatch {
         let rows = if self.gated { 8 } else { 16 } * entry.shape.row_tiles;
         let grid = [tokens.div_ceil(entry.most), call.out_features.div_ceil(rows), 1];
         let rounds = entry.shape.slice_rounds(tokens.min(entry.most), self.k);
-        let args = [
-            Arg::Ptr(call.x.ptr),
-            Arg::Ptr(call.weight),
-            Arg::Ptr(call.weight_up),
-            Arg::Ptr(call.scale),
-            Arg::Ptr(call.scale_up),
-            Arg::Ptr(call.norm),
-            Arg::Ptr(call.bias),
-            Arg::Ptr(call.bias_up),
-            Arg::Ptr(call.residual.ptr),
-            Arg::Ptr(call.out.ptr),
-            Arg::U32(call.x.row_stride()),
-            Arg::U32(call.residual.row_stride()),
-            Arg::U32(call.out.row_stride()),
-            Arg::U32(tokens),
-            Arg::U32(call.out_features),
-            Arg::U32(call.in_features),
-            Arg::U32(rounds),
-            Arg::F32(call.norm_offset),
-            Arg::F32(call.eps),
-        ];
+        let args = call.args(&[Arg::Ptr(call.scale), Arg::Ptr(call.scale_up)], &[Arg::U32(rounds)]);
         let shared = entry.shared_bytes(tokens, self.k);
         encoding.launch(entry.function, grid, 32 * entry.shape.warps, shared, &args);
     }

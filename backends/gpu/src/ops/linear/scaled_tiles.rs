@@ -40,15 +40,19 @@ pub(super) struct ScaledTiles {
     max_tokens: u32,
 }
 
+/// How the pieces of a depth are shared out where there are so many tiles: pieces of a part, at least `least`, and
+/// parts.
+pub(super) fn share_out(tiles: u32, pieces: u32, least: u32, num_sms: u32) -> (u32, u32) {
+    let wanted = (2 * num_sms / tiles.max(1)).min(pieces / least).clamp(1, MAX_SPLITS);
+    let of_part = pieces.div_ceil(wanted);
+    (of_part, pieces.div_ceil(of_part))
+}
+
 /// How a matrix is shared out: depths of a part, and parts.
 fn splits(n: u32, k: u32, tokens: u32, block_tokens: u32, num_sms: u32) -> (u32, u32) {
     let tiles = n.div_ceil(ROWS) * tokens.div_ceil(block_tokens);
-    let pieces = k / DEPTH;
-    let wanted = (2 * num_sms / tiles.max(1))
-        .min(pieces / MIN_PIECES)
-        .clamp(1, MAX_SPLITS);
-    let depth = pieces.div_ceil(wanted);
-    (depth * DEPTH, pieces.div_ceil(depth))
+    let (of_part, parts) = share_out(tiles, k / DEPTH, MIN_PIECES, num_sms);
+    (of_part * DEPTH, parts)
 }
 
 /// The forms for which a block has the shared memory.

@@ -1,4 +1,5 @@
-//! Small batches on matrix units: one kernel for plain weights, one for 8-bit weights, behind one call.
+//! Small batches on matrix units: one kernel for plain weights, one for 8-bit weights with a scale a row, and one for
+//! canonical groups, behind one call.
 
 use halyard_platform_api::Result;
 use halyard_platform_api::ops;
@@ -6,6 +7,7 @@ use halyard_platform_api::ops;
 use super::call::{Call, Path, rows_aligned};
 use super::dense_small_batch::{self, DenseSmallBatch};
 use super::fusion::{Fusion, SmallBatchCall};
+use super::groups_small_batch::{self, GroupsSmallBatch};
 use super::layout::{WeightLayout, scales_at};
 use super::scaled_small_batch::{self, ScaledSmallBatch};
 use crate::encoding::Encoding;
@@ -21,6 +23,7 @@ pub(crate) struct SmallBatch {
 enum Kernel {
     Dense(DenseSmallBatch),
     Scaled(ScaledSmallBatch),
+    Groups(GroupsSmallBatch),
 }
 
 impl SmallBatch {
@@ -36,7 +39,8 @@ impl SmallBatch {
     ) -> Result<SmallBatch> {
         let kernel = match layout {
             WeightLayout::Scaled => Kernel::Scaled(ScaledSmallBatch::prepare(cx, op, fusion)?),
-            _ => Kernel::Dense(DenseSmallBatch::prepare(cx, op, fusion)?),
+            WeightLayout::Planes(format) => Kernel::Groups(GroupsSmallBatch::prepare(cx, op, format, fusion)?),
+            WeightLayout::Plain(_) => Kernel::Dense(DenseSmallBatch::prepare(cx, op, fusion)?),
         };
         Ok(SmallBatch {
             kernel,
@@ -49,15 +53,19 @@ impl SmallBatch {
     pub(crate) fn most_tokens(op: &ops::Linear, layout: WeightLayout, gated: bool) -> u32 {
         match layout {
             WeightLayout::Scaled => scaled_small_batch::most_tokens(op),
-            _ => dense_small_batch::most_tokens(if gated { 2 } else { 1 } * op.out_features, op.in_features),
+            WeightLayout::Planes(_) => groups_small_batch::most_tokens(op),
+            WeightLayout::Plain(_) => {
+                dense_small_batch::most_tokens(if gated { 2 } else { 1 } * op.out_features, op.in_features)
+            }
         }
     }
 
-    /// Whether it computes calls of this many tokens: of plain weights, normalised ones must fit shared memory.
+    /// Whether it computes calls of this many tokens: normalised ones must fit shared memory, but for 8-bit weights.
     pub(crate) fn takes_tokens(&self, tokens: u32) -> bool {
         match &self.kernel {
             Kernel::Dense(kernel) => kernel.takes(tokens),
             Kernel::Scaled(_) => true,
+            Kernel::Groups(kernel) => kernel.takes(tokens),
         }
     }
 
@@ -66,6 +74,7 @@ impl SmallBatch {
         match &self.kernel {
             Kernel::Dense(kernel) => kernel.encode(encoding, call),
             Kernel::Scaled(kernel) => kernel.encode(encoding, call),
+            Kernel::Groups(kernel) => kernel.encode(encoding, call),
         }
     }
 }

@@ -1,16 +1,16 @@
-//! `moe_linear` of many tokens: choices sorted by expert, then a product an expert on matrix units.
+//! `moe_linear` of many tokens over weights of any type and format: a product an expert on matrix units.
 
 use halyard_kernels_gpu::MOE_GROUPED;
 use halyard_platform_api::{DType, Result, ops};
 
+use super::expert_list::ExpertList;
 use super::support::MAX_EXPERTS;
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::names::type_name;
 use crate::view::View;
 
-/// Threads of the block that sorts.
-const SORT_THREADS: u32 = 1024;
 /// Threads of a block of the product.
 const THREADS: u32 = 128;
 /// Its features, and its choices.
@@ -21,7 +21,7 @@ const MAX_SHARES: u32 = 8;
 /// The compiled kernels.
 #[derive(Clone, Copy)]
 pub(super) struct Grouped {
-    sort: Function,
+    list: ExpertList,
     product: Function,
 }
 
@@ -43,19 +43,9 @@ impl Grouped {
             return Ok(None);
         }
         Ok(Some(Grouped {
-            sort: cx.function(MOE_GROUPED, defines, "moe_group", 0)?,
+            list: ExpertList::prepare(cx, type_name(op.dtype))?,
             product: cx.function(MOE_GROUPED, defines, "moe_linear_grouped", 0)?,
         }))
-    }
-
-    /// The experts, and where others are elsewhere one more group, of their choices.
-    fn num_groups(op: &ops::MoeLinear) -> u32 {
-        op.num_experts + u32::from(op.total_experts != 0)
-    }
-
-    /// Bytes of the list of choices by expert, which lies in scratch.
-    pub(super) fn scratch_bytes(op: &ops::MoeLinear) -> u64 {
-        4 * (u64::from(Self::num_groups(op)) + 1 + u64::from(op.max_tokens) * u64::from(op.top_k))
     }
 
     /// Whether a call is worth it (an expert has several choices on average) and its rows can be read 16 bytes at a
@@ -80,18 +70,8 @@ impl Grouped {
         bias: DevicePtr,
     ) {
         let [x, weight, experts, out] = operands;
-        let (choices, groups) = (out.len() * op.top_k, Self::num_groups(op));
-        let sort = [
-            Arg::Ptr(experts.ptr),
-            Arg::U32(experts.row_stride()),
-            Arg::Scratch(0),
-            Arg::U32(choices),
-            Arg::U32(op.top_k),
-            Arg::U32(op.first_expert),
-            Arg::U32(op.num_experts),
-            Arg::U32(groups),
-        ];
-        encoding.launch(self.sort, [1, 1, 1], SORT_THREADS, 4 * groups, &sort);
+        let choices = out.len() * op.top_k;
+        self.list.encode(encoding, op, experts);
         let product = [
             Arg::Ptr(x.ptr),
             Arg::U32(x.strides[0]),
@@ -105,13 +85,17 @@ impl Grouped {
             Arg::Ptr(bias),
             Arg::U32(op.top_k),
             Arg::U32(op.num_experts),
-            Arg::U32(groups),
+            Arg::U32(ExpertList::num_groups(op)),
             Arg::U32(op.in_features),
             Arg::U32(op.out_features),
         ];
         // Twice the share of an even spread: a popular expert is several blocks' work.
         let shares = (2 * choices).div_ceil(op.all_experts() * TILE).clamp(1, MAX_SHARES);
-        let grid = [op.out_features.div_ceil(TILE), groups, shares];
+        let grid = [
+            op.out_features.div_ceil(TILE),
+            ExpertList::most_chosen(op, choices),
+            shares,
+        ];
         encoding.launch(self.product, grid, THREADS, 0, &product);
     }
 }
@@ -161,7 +145,10 @@ mod tests {
     #[test]
     fn a_prompt_is_sorted_and_then_covers_all_features_of_all_experts() {
         let grouped = Grouped {
-            sort: Function(1),
+            list: ExpertList {
+                one: Function(1),
+                parts: None,
+            },
             product: Function(2),
         };
         let mut encoding = Encoding::default();
@@ -181,7 +168,7 @@ mod tests {
             })
             .collect();
         assert_eq!(grids, [[1, 1, 1], [2, 8, 1]]);
-        assert_eq!(Grouped::scratch_bytes(&op()), 4 * (9 + 200));
+        assert_eq!(ExpertList::bytes(&op()), 4 * (4 + 32 + 200));
         let rank = ops::MoeLinear {
             first_expert: 8,
             total_experts: 24,
@@ -193,6 +180,6 @@ mod tests {
             _ => [0; 3],
         };
         assert_eq!(last, [2, 9, 1], "one group more for the choices of experts elsewhere");
-        assert_eq!(Grouped::scratch_bytes(&rank), 4 * (10 + 200));
+        assert_eq!(ExpertList::bytes(&rank), 4 * (4 + 36 + 200));
     }
 }

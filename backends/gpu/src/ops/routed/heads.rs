@@ -1,9 +1,10 @@
-//! `head_linear`: the kernel of `moe_linear`, each head being an expert that every token chooses. A warp a (token,
-//! head) and four features: no tiles of tokens yet, so that prompts read each matrix once a token.
+//! `head_linear`: the kernels of `moe_linear`, each head being an expert that every token chooses. Where matrix units
+//! do not take it, a warp a (token, head) and four features, which reads each matrix once a token.
 
 use halyard_platform_api::ops;
 use halyard_platform_api::{Error, Result};
 
+use super::products::{Call, Products};
 use super::support::{MAX_GRID_Y, THREADS, WARP_FEATURES, check_inner, wrong_count};
 use super::{Linear, WARPS};
 use crate::driver::DevicePtr;
@@ -11,7 +12,8 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
 use crate::view::View;
 
-pub(super) struct Heads(Linear);
+/// The op as that of experts, and its products on matrix units.
+pub(super) struct Heads(Linear, Option<Products>);
 
 impl Heads {
     const NAME: &str = "head_linear";
@@ -32,7 +34,7 @@ impl Heads {
             first_expert: 0,
             total_experts: 0,
         });
-        linear.map(Heads).map_err(|why| Error {
+        linear.map(|linear| Heads(linear, None)).map_err(|why| Error {
             message: why.message.replace("moe_linear", Self::NAME),
             ..why
         })
@@ -41,6 +43,7 @@ impl Heads {
 
 impl Kernel for Heads {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        self.1 = Products::prepare(cx, &self.0.op, None)?;
         self.0.entry.prepare(cx)
     }
 
@@ -53,6 +56,19 @@ impl Kernel for Heads {
         let heads = op.num_experts;
         let choices = out.len() * heads;
         if choices == 0 {
+            return Ok(());
+        }
+        let call = Call {
+            x: *x,
+            weight: weight.ptr,
+            weight_up: 0,
+            experts: View::NONE,
+            out: *out,
+            bias: 0,
+            bias_up: 0,
+        };
+        if let Some(products) = self.1.as_ref().filter(|products| products.suits(op, &call)) {
+            products.encode(encoding, op, &call);
             return Ok(());
         }
         let no_experts = [Arg::Ptr(0), Arg::U32(0)];

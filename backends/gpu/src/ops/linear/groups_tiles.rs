@@ -1,0 +1,217 @@
+//! Batches of tokens over planes of canonical groups: codes become operands between shared memory and matrix units, so
+//! that nothing is unpacked. Matrices of few tiles are shared out by depth, and the parts' sums meet in scratch.
+
+use halyard_kernels_gpu::LINEAR_GROUPS_TILE;
+use halyard_platform_api::ops;
+use halyard_platform_api::{Result, WeightFormat};
+
+use super::call::{Call, Path, rows_aligned};
+use super::layout::{GROUP, group_bytes, has_quick_operands};
+use super::scaled_tiles::share_out;
+use crate::driver::{Facts, Function};
+use crate::encoding::{Arg, Encoding};
+use crate::kernel::Preparation;
+use crate::ops::formats::code;
+use crate::ops::names::{epilogue_code, type_name};
+
+/// Up to this many tokens the codes' smaller size outweighs what the library's product of unpacked weights computes
+/// faster.
+pub(super) const MAX_TOKENS: u32 = 96;
+/// Groups that a part of the depth has at least.
+const MIN_GROUPS: u32 = 4;
+
+/// How a block is made.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    tokens: u32,
+    row_warps: u32,
+    token_warps: u32,
+    stages: u32,
+    blocks: u32,
+}
+
+const fn form(tokens: u32, row_warps: u32, token_warps: u32, stages: u32, blocks: u32) -> Form {
+    Form {
+        tokens,
+        row_warps,
+        token_warps,
+        stages,
+        blocks,
+    }
+}
+
+/// By the tokens that they are for, each the better first: a device takes the first that fits its shared memory.
+const FORMS: [&[Form]; 4] = [
+    &[form(16, 4, 1, 6, 2), form(16, 4, 1, 2, 1)],
+    &[form(32, 4, 1, 4, 2), form(32, 4, 1, 2, 1)],
+    &[form(64, 4, 1, 4, 2), form(64, 4, 1, 2, 1)],
+    &[form(128, 4, 2, 4, 1), form(128, 4, 2, 2, 1)],
+];
+
+impl Form {
+    fn rows(&self) -> u32 {
+        32 * self.row_warps
+    }
+
+    fn shared_bytes(&self, format: WeightFormat) -> u32 {
+        let [codes, scales] = group_bytes(format);
+        let piece = self.rows() * (codes + scales) + self.tokens * 2 * GROUP as u32;
+        let runs = GROUP as u32 / format.block_values() as u32;
+        let ring = self.stages * piece + 4 * self.tokens * runs;
+        ring.max(4 * self.tokens * (self.rows() + 4))
+    }
+}
+
+/// The forms that a device takes, by ascending tokens.
+fn fitting(format: WeightFormat, facts: &Facts) -> impl Iterator<Item = Form> {
+    let most = facts.max_shared_bytes;
+    let fits = move |form: &&Form| form.shared_bytes(format) <= most;
+    FORMS.iter().filter_map(move |forms| forms.iter().find(fits).copied())
+}
+
+/// Whether the kernel takes such weights on a device.
+pub(super) fn takes(format: WeightFormat, facts: &Facts) -> bool {
+    has_quick_operands(format) && fitting(format, facts).next().is_some()
+}
+
+/// Compiled for one number of tokens a block.
+struct Entry {
+    form: Form,
+    shared: u32,
+    product: Function,
+    finish: Function,
+}
+
+/// Prepared.
+pub(super) struct GroupsTiles {
+    entries: Vec<Entry>,
+    n: u32,
+    k: u32,
+    num_sms: u32,
+    max_tokens: u32,
+}
+
+impl GroupsTiles {
+    /// Compiles the kernel for weights that it [`takes`].
+    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<GroupsTiles> {
+        let one = |form: Form| -> Result<Entry> {
+            let shared = form.shared_bytes(format);
+            let names =
+                [form.tokens, form.row_warps, form.token_warps, form.stages, form.blocks].map(|v| v.to_string());
+            let defines = [
+                ("FORMAT", code(format)),
+                ("ACT", type_name(op.act)),
+                ("OUT", type_name(op.out)),
+                ("TOKENS", names[0].as_str()),
+                ("ROW_WARPS", names[1].as_str()),
+                ("TOKEN_WARPS", names[2].as_str()),
+                ("STAGES", names[3].as_str()),
+                ("MIN_BLOCKS", names[4].as_str()),
+                ("EPILOGUE", epilogue_code(op.epilogue)),
+            ];
+            Ok(Entry {
+                form,
+                shared,
+                product: cx.function(LINEAR_GROUPS_TILE, &defines, "linear_groups_tile", shared)?,
+                finish: cx.function(LINEAR_GROUPS_TILE, &defines, "groups_finish", 0)?,
+            })
+        };
+        let needed = |form: &Form| form.tokens / 2 < op.max_tokens;
+        Ok(GroupsTiles {
+            entries: (fitting(format, cx.facts()).filter(needed).map(one)).collect::<Result<_>>()?,
+            n: op.out_features,
+            k: op.in_features,
+            num_sms: cx.facts().num_sms,
+            max_tokens: op.max_tokens,
+        })
+    }
+
+    fn entry(&self, tokens: u32) -> &Entry {
+        let fitting = self.entries.iter().position(|entry| tokens <= entry.form.tokens);
+        &self.entries[fitting.unwrap_or(self.entries.len() - 1)]
+    }
+
+    /// How a call is shared out: groups of a part, and parts.
+    fn splits(&self, form: Form, tokens: u32) -> (u32, u32) {
+        let tiles = self.n.div_ceil(form.rows()) * tokens.div_ceil(form.tokens);
+        share_out(tiles, self.k.div_ceil(GROUP as u32), MIN_GROUPS, self.num_sms)
+    }
+
+    fn partial_bytes(&self, tokens: u32) -> u64 {
+        match self.splits(self.entry(tokens).form, tokens).1 {
+            1 => 0,
+            parts => 4 * u64::from(parts) * u64::from(tokens) * u64::from(self.n),
+        }
+    }
+}
+
+impl Path for GroupsTiles {
+    fn takes(&self, call: &Call) -> bool {
+        rows_aligned(&call.x, 16)
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        let of_tokens = (1..=self.max_tokens).map(|tokens| self.partial_bytes(tokens));
+        of_tokens.max().unwrap_or(0)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, call: &Call) {
+        let (n, k, tokens) = (self.n, self.k, call.tokens);
+        let entry = self.entry(tokens);
+        let (depth, parts) = self.splits(entry.form, tokens);
+        let partials = if parts == 1 { Arg::Ptr(0) } else { Arg::Scratch(0) };
+        let (bias, residual, out) = (
+            Arg::Ptr(call.bias.ptr),
+            Arg::Ptr(call.residual.ptr),
+            Arg::Ptr(call.out.ptr),
+        );
+        let strides = [call.residual.row_stride(), call.out.row_stride()].map(Arg::U32);
+        let args = [
+            Arg::Ptr(call.x.ptr),
+            Arg::Ptr(call.weight.ptr),
+            bias,
+            residual,
+            out,
+            partials,
+            Arg::U32(call.x.row_stride()),
+            strides[0],
+            strides[1],
+            Arg::U32(tokens),
+            Arg::U32(n),
+            Arg::U32(k),
+            Arg::U32(depth),
+        ];
+        let Form {
+            row_warps, token_warps, ..
+        } = entry.form;
+        let grid = [n.div_ceil(entry.form.rows()), tokens.div_ceil(entry.form.tokens), parts];
+        encoding.launch(entry.product, grid, 32 * row_warps * token_warps, entry.shared, &args);
+        if parts > 1 {
+            let sizes = [tokens, n, parts].map(Arg::U32);
+            let args = [
+                partials, bias, residual, out, strides[0], strides[1], sizes[0], sizes[1], sizes[2],
+            ];
+            encoding.launch(entry.finish, [n.div_ceil(256), tokens, 1], 256, 0, &args);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_fit_and_small_devices_have_one() {
+        for format in WeightFormat::ALL.into_iter().filter(|f| f.is_canonical()) {
+            for max in [227 << 10, 163 << 10, 99 << 10] {
+                for forms in FORMS {
+                    let fitting = forms.iter().find(|form| form.shared_bytes(format) <= max);
+                    let fits = fitting.is_some() || max == 99 << 10;
+                    assert!(fits, "{format:?}: none of {forms:?} fits {max}");
+                }
+            }
+        }
+        // Two blocks of 64 tokens a multiprocessor.
+        assert!(2 * (FORMS[2][0].shared_bytes(WeightFormat::U4G128) + 1024) <= 228 << 10);
+    }
+}

@@ -1,0 +1,75 @@
+//! The list of a step's choices, expert by expert, which products of experts read (layout in expert_list.cuh). It lies
+//! at the start of scratch.
+
+use halyard_kernels_gpu::MOE_LIST;
+use halyard_platform_api::{Result, ops};
+
+use crate::driver::Function;
+use crate::encoding::{Arg, Encoding};
+use crate::kernel::Preparation;
+use crate::view::View;
+
+/// Threads of a block.
+const THREADS: u32 = 1024;
+/// Blocks that share out many choices where there are clusters, and from how many choices.
+const PARTS: u32 = 8;
+const MANY: u32 = 4096;
+
+/// The compiled kernels.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertList {
+    pub(super) one: Function,
+    pub(super) parts: Option<Function>,
+}
+
+impl ExpertList {
+    /// Compiles it; `act` is the products' type.
+    ///
+    /// # Errors
+    /// Errors of the compiler.
+    pub(super) fn prepare(cx: &Preparation<'_>, act: &str) -> Result<ExpertList> {
+        let function = |name| cx.function(MOE_LIST, &[("ACT", act)], name, 0);
+        Ok(ExpertList {
+            one: function("moe_list")?,
+            parts: match cx.facts().capability >= 90 {
+                true => Some(function("moe_list_parts")?),
+                false => None,
+            },
+        })
+    }
+
+    /// The experts, and where others are elsewhere one more group, of their choices.
+    pub(super) fn num_groups(op: &ops::MoeLinear) -> u32 {
+        op.num_experts + u32::from(op.total_experts != 0)
+    }
+
+    /// Most groups that so many choices can fall into.
+    pub(super) fn most_chosen(op: &ops::MoeLinear, choices: u32) -> u32 {
+        Self::num_groups(op).min(choices)
+    }
+
+    /// Bytes of the list.
+    pub(super) fn bytes(op: &ops::MoeLinear) -> u64 {
+        4 * (4 + 4 * u64::from(Self::num_groups(op)) + u64::from(op.max_tokens) * u64::from(op.top_k))
+    }
+
+    /// Appends its launch over the choices of `experts`.
+    pub(super) fn encode(self, encoding: &mut Encoding, op: &ops::MoeLinear, experts: &View) {
+        let (groups, choices) = (Self::num_groups(op), experts.len() * op.top_k);
+        let args = [
+            Arg::Ptr(experts.ptr),
+            Arg::U32(experts.row_stride()),
+            Arg::Scratch(0),
+            Arg::U32(choices),
+            Arg::U32(op.top_k),
+            Arg::U32(op.first_expert),
+            Arg::U32(op.num_experts),
+            Arg::U32(groups),
+        ];
+        let (function, blocks) = match self.parts.filter(|_| choices >= MANY) {
+            Some(parts) => (parts, PARTS),
+            None => (self.one, 1),
+        };
+        encoding.launch(function, [blocks, 1, 1], THREADS, 12 * groups, &args);
+    }
+}

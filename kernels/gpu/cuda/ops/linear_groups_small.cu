@@ -1,0 +1,378 @@
+// `linear` of few tokens over planes of canonical groups: every code is read once and multiplied on matrix units; norm
+// before, and bias, activation, gating and residual after it are fused. groups_product.cuh says how lanes share rows,
+// depths and tokens.
+//
+// Blocks are persistent and walk over the tiles of 16 rows. The warps share the depth of a tile in spans of SPAN groups
+// of 128; each has a ring of STAGES spans in shared memory that it fills for itself by asynchronous copies, across the
+// ends of tiles, so that nothing but the memory's rate limits what is in flight: loads into registers would wait in the
+// first-level cache, which the tokens' shared memory takes away. The first weights, which are constants, are asked for
+// before the previous kernel has ended.
+//
+// linear_groups_small keeps the tokens of its tile in shared memory for the whole depth, in the order of the lanes'
+// loads, and with them their sums over each run of depths that shares a scale. linear_groups_streamed, for tokens that
+// do not fit, copies them with each span, and knows no norm.
+//
+// Definitions: FORMAT (canonical; see quantized.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each),
+// MOST (tokens of a block: 8·TILES, or 1), WARPS, SPAN (1, 2 or 4), STAGES (2 or more), MIN_BLOCKS (blocks that an SM
+// should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and
+// 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
+// Launch: grid (blocks: up to the number of tiles of 16 rows, 8 gated; tiles of MOST tokens), 32·WARPS threads.
+// `matrix_rows`: rows of the planes; `first_up`: the first up row in its planes.
+// Dynamic shared memory: WARPS·STAGES spans (`kSpanBytes`, streamed ones with `kTokenBytes` more), the tokens of the
+// tile (linear_groups_small only; `pitch_of(k)` values each), then 41·WARPS·MOST floats, and for linear_groups_small
+// groups·128/GROUP_VALUES·MOST more where the format has minima.
+// Needs: k a multiple of 32, x_stride one of 8, x, weights and norm 16-byte aligned.
+// check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DSPAN=4 -DSTAGES=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=1 -DNORM=1
+// check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=16 -DSPAN=2 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=1
+// check: -DFORMAT=43 -DACT=f16 -DOUT=f32 -DTILES=2 -DMOST=16 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=3 -DGATE=0 -DNORM=0
+// check: -DFORMAT=40 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=1 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=2 -DNORM=0
+// check: -DFORMAT=45 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=1 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DFORMAT=47 -DACT=f16 -DOUT=f16 -DTILES=1 -DMOST=1 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DFORMAT=48 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=1 -DNORM=1
+// check: -DFORMAT=49 -DACT=f16 -DOUT=f16 -DTILES=1 -DMOST=8 -DWARPS=4 -DSPAN=4 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DFORMAT=55 -DACT=bf16 -DOUT=f32 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=1 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+#include "act_norm.cuh"
+#include "activate.cuh"
+#include "groups_product.cuh"
+#include "weights.cuh"
+
+constexpr u32 kThreads = 32 * WARPS;
+constexpr u32 kOut = GATE ? 8 : 16;
+// Padding that keeps the lanes of a store in different banks.
+constexpr u32 kColumn = 20;
+constexpr u32 kTokens = MOST;
+constexpr u32 kSums = WARPS * kTokens * kColumn;
+// Tokens whose loads a thread has in flight.
+constexpr u32 kBatch = MOST < 4 ? MOST : 4;
+// A span of a warp: the lanes' codes, group by group and row by row, and the scales of 16 rows.
+constexpr u32 kCodeBytes = SPAN * 2 * 512 * kWords;
+constexpr u32 kSpanBytes = kCodeBytes + 16 * SPAN * kScales;
+// Groups of a span whose instructions the compiler may mix.
+constexpr u32 kTogether = SPAN < 2 ? SPAN : 2;
+constexpr u32 kTokenBytes = SPAN * TILES * 2048;
+
+struct Product {
+    const ACT *x;
+    u8 *weights, *weights_up;
+    const float *norm, *bias, *bias_up;
+    const OUT *residual;
+    OUT *out;
+    u32 x_stride, residual_stride, out_stride;
+    u32 tokens, n, k, matrix_rows, first_up;
+    float norm_offset, eps;
+};
+
+// Values of a token in shared memory: tokens that lanes read together lie in different banks.
+__device__ __forceinline__ u32 pitch_of(u32 k) { return (k + 127) / 128 * 128 + 32; }
+
+// Copies the tokens of this tile to shared memory, each chunk as the lanes' eight depths side by side, with NORM times
+// the norm's weights; their squares to `squares`, and their sums over each run of depths to `totals`.
+__device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 columns, ACT *staged, float *squares,
+                                      float *totals) {
+    u32 pitch = pitch_of(p.k), depth = (p.k + 127) / 128 * 128, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const ACT *x = p.x + (u64)first_token * p.x_stride;
+    float square[kTokens] = {};
+    // Eight neighbours of the tokens base .. base + kBatch − 1.
+    auto load = [&](u32 base, u32 at, uint4(&v)[kBatch]) {
+#pragma unroll
+        for (u32 i = 0; i < kBatch; i++)
+            v[i] = load_values(x + (u64)(base + i) * p.x_stride + at, base + i < columns && at < p.k);
+    };
+    auto put = [&](u32 base, u32 at, uint4(&v)[kBatch]) {
+        float scale[8];
+        if (NORM && at < p.k) {
+            float4 low = __ldg((const float4 *)(p.norm + at)), high = __ldg((const float4 *)(p.norm + at) + 1);
+            float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+            for (int i = 0; i < 8; i++) scale[i] = w[i] + p.norm_offset;
+        }
+        // They are the lower or upper four depths of two lanes.
+        u32 to = at / 32 * 32 + at % 16 * 2 + at % 32 / 16 * 4;
+#pragma unroll
+        for (u32 i = 0; i < kBatch; i++) {
+            if (base + i >= columns) break;
+            if (NORM && at < p.k) apply_norm(v[i], scale, square[base + i]);
+            if (at < depth) {
+                ACT *token = staged + (base + i) * pitch + to;
+                *(uint2 *)token = make_uint2(v[i].x, v[i].y);
+                *(uint2 *)(token + 8) = make_uint2(v[i].z, v[i].w);
+            }
+            if (!kNeedsSums) continue;
+            float a[8];
+            unpack2<ACT>(v[i].x, a[0], a[1]);
+            unpack2<ACT>(v[i].y, a[2], a[3]);
+            unpack2<ACT>(v[i].z, a[4], a[5]);
+            unpack2<ACT>(v[i].w, a[6], a[7]);
+            float sum = ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]));
+#pragma unroll
+            for (u32 mask = 1; mask < kRun / 8; mask *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+            if (at < depth && at % kRun == 0) totals[at / kRun * kTokens + base + i] = sum;
+        }
+    };
+    // Several pieces of a row are on their way before the first is used.
+    constexpr u32 kPieces = 4, kStep = 8 * kThreads;
+#pragma unroll
+    for (u32 base = 0; base < kTokens; base += kBatch) {
+        if (base >= columns) break;
+#pragma unroll 1
+        for (u32 begin = 0; begin < depth; begin += kPieces * kStep) {
+            uint4 v[kPieces][kBatch];
+            u32 at = begin + 8 * threadIdx.x;
+#pragma unroll
+            for (u32 i = 0; i < kPieces; i++) load(base, at + i * kStep, v[i]);
+#pragma unroll
+            for (u32 i = 0; i < kPieces; i++)
+                if (begin + i * kStep < depth) put(base, at + i * kStep, v[i]);
+        }
+    }
+    if (NORM) {
+#pragma unroll
+        for (u32 token = 0; token < kTokens; token++) {
+            if (token >= columns) break;
+            float sum = warp_sum(square[token]);
+            if (lane == 0) squares[token * WARPS + warp] = sum;
+        }
+    }
+    __syncthreads();
+}
+
+// The operands of an output value's epilogue, loaded before its sum is complete.
+struct Around {
+    float bias, bias_up;
+    u32 residual;
+};
+
+__device__ __forceinline__ Around around(const Product &p, u32 tile, u32 i, u32 first_token, u32 columns) {
+    Around a = {0.f, 0.f, 0};
+    u32 row = tile * kOut + i % kOut, column = i / kOut;
+    if (row < p.n && column < columns) {
+        if (p.bias) a.bias = __ldg(p.bias + row);
+        if (GATE && p.bias_up) a.bias_up = __ldg(p.bias_up + row);
+        if (p.residual) a.residual = load_bits(p.residual + (u64)(first_token + column) * p.residual_stride + row);
+    }
+    return a;
+}
+
+// What follows the sums: one thread an output value, neighbours in a row. `first` belongs to the thread's first value.
+__device__ __forceinline__ void finish(const Product &p, u32 tile, const float *sums, const float *squares,
+                                       u32 first_token, u32 columns, Around first) {
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
+        u32 at = i % kOut, column = i / kOut, row = tile * kOut + at;
+        if (row >= p.n) continue;
+        Around a = i == threadIdx.x ? first : around(p, tile, i, first_token, columns);
+        // Gate rows are the first eight of the tile, up rows the others.
+        const float *from = sums + column * kColumn + at;
+        float sum = 0.f, up = 0.f, square = 0.f;
+#pragma unroll
+        for (u32 warp = 0; warp < WARPS; warp++) {
+            sum += from[warp * kTokens * kColumn];
+            if (GATE) up += from[warp * kTokens * kColumn + 8];
+            if (NORM) square += squares[column * WARPS + warp];
+        }
+        float rms = NORM ? rsqrtf(fmaf(square, 1.f / (float)p.k, p.eps)) : 1.f;
+        sum = fmaf(sum, rms, a.bias);
+        sum = GATE ? activate<GATE>(sum) * fmaf(up, rms, a.bias_up) : activate<EPILOGUE>(sum);
+        p.out[(u64)(first_token + column) * p.out_stride + row] = from_f32<OUT>(sum + from_bits<OUT>(a.residual));
+    }
+}
+
+// Where the lane's codes and the scales of its rows of a tile begin.
+struct Rows {
+    const u8 *codes[2], *scales[2];
+};
+
+__device__ __forceinline__ Rows find_rows(const Product &p, const Planes &plain, const Planes &up, u32 tile) {
+    u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    Rows rows;
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        bool is_up = GATE && h == 1;
+        u64 row = min(tile * kOut + g + (GATE ? 0 : 8 * h), p.n - 1) + (is_up ? p.first_up : 0);
+        const Planes &planes = is_up ? up : plain;
+        rows.codes[h] = planes.quants + row * planes.groups * kQuants + t * (kQuants / 4);
+        rows.scales[h] = planes.scales + row * planes.groups * kScales;
+    }
+    return rows;
+}
+
+// Asks for the codes and scales of a span.
+__device__ __forceinline__ void ask_weights(u32 to, const Rows &rows, u32 span, u32 groups) {
+    u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (u32 s = 0; s < SPAN; s++) {
+        u32 group = span * SPAN + s;
+#pragma unroll
+        for (u32 h = 0; h < 2; h++)
+#pragma unroll
+            for (u32 w = 0; w < kWords; w++)
+                copy_async<16>(to + ((s * 2 + h) * kWords + w) * 512 + 16 * lane,
+                               rows.codes[h] + (group < groups ? group * kQuants + 16 * w : 0), group < groups);
+    }
+    u32 group = span * SPAN + t;
+    if (t < SPAN) {
+#pragma unroll
+        for (u32 h = 0; h < 2; h++)
+            copy_scales(to + kCodeBytes + ((8 * h + g) * SPAN + t) * kScales,
+                        rows.scales[h] + (group < groups ? group * kScales : 0), group < groups);
+    }
+}
+
+// And for the lane's values of tokens.
+__device__ __forceinline__ void ask_tokens(const Product &p, u32 to, u32 first_token, u32 columns, u32 span) {
+    u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (u32 n = 0; n < TILES; n++) {
+        bool present = 8 * n + g < columns;
+        const ACT *x = p.x + (u64)(first_token + (present ? 8 * n + g : 0)) * p.x_stride + 4 * t;
+#pragma unroll
+        for (u32 c = 0; c < 4 * SPAN; c++) {
+            u32 depth = 128 * SPAN * span + 32 * c, at = to + ((c * TILES + n) * 32 + lane) * 16;
+            bool wanted = present && depth < p.k;
+            copy_async<8>(at, x + (wanted ? depth : 0), wanted);
+            copy_async<8>(at + 8, x + (wanted ? depth + 16 : 0), wanted);
+        }
+    }
+}
+
+template <bool STAGED> __device__ __forceinline__ void product(const Product &p) {
+    extern __shared__ uint4 shared[];
+    constexpr u32 kSlot = kSpanBytes + (STAGED ? 0 : kTokenBytes);
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    u32 first_token = blockIdx.y * kTokens, columns = min(p.tokens - first_token, kTokens);
+    u8 *ring = (u8 *)shared + warp * STAGES * kSlot;
+    u32 ring_at = place_in_shared(ring);
+    ACT *staged = (ACT *)((u8 *)shared + WARPS * STAGES * kSlot);
+    float *sums_at = (float *)(staged + (STAGED ? columns * pitch_of(p.k) : 0)), *squares = sums_at + 2 * kSums,
+          *totals_at = squares + WARPS * kTokens;
+
+    Planes plain = planes_of(p.weights, p.matrix_rows, p.k);
+    Planes up = GATE ? planes_of(p.weights_up, p.matrix_rows, p.k) : plain;
+    u32 groups = plain.groups, spans = (groups + SPAN - 1) / SPAN, rounds = (spans + WARPS - 1) / WARPS;
+    u32 tiles = (p.n + kOut - 1) / kOut;
+
+    // What is asked for next.
+    u32 ask_tile = blockIdx.x, ask_span = warp, ask_round = 0;
+    Rows rows = find_rows(p, plain, up, ask_tile);
+    auto advance = [&] {
+        ask_span += WARPS;
+        if (++ask_round < rounds) return;
+        ask_round = 0;
+        ask_span = warp;
+        ask_tile += gridDim.x;
+        if (ask_tile < tiles) rows = find_rows(p, plain, up, ask_tile);
+    };
+    auto is_there = [&] { return ask_tile < tiles && ask_span < spans; };
+#pragma unroll
+    for (u32 s = 0; s < STAGES - 1; s++) {
+        if (is_there()) ask_weights(ring_at + s * kSlot, rows, ask_span, groups);
+        if (STAGED) end_of_copies();
+        advance();
+    }
+    let_next_start();
+    if (STAGED) {
+        wait_for_previous();
+        stage(p, first_token, columns, staged, squares, totals_at);
+    } else {
+        wait_for_previous();
+#pragma unroll
+        for (u32 s = 0; s < STAGES - 1; s++) {
+            u32 index = s / rounds, span = warp + s % rounds * WARPS;
+            if (blockIdx.x + index * gridDim.x < tiles && span < spans)
+                ask_tokens(p, ring_at + s * kSlot + kSpanBytes, first_token, columns, span);
+            end_of_copies();
+        }
+    }
+
+    u32 slot = 0, parity = 0;
+#pragma unroll 1
+    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        float sums[TILES][1][4] = {};
+        Around first = around(p, tile, threadIdx.x, first_token, columns);
+#pragma unroll 1
+        for (u32 span = warp, round = 0; round < rounds; round++, span += WARPS) {
+            wait_for_copies<STAGES - 2>();
+            __syncwarp();
+            // All lanes are done with the slot before this one.
+            u32 free = slot == 0 ? STAGES - 1 : slot - 1;
+            if (is_there()) {
+                ask_weights(ring_at + free * kSlot, rows, ask_span, groups);
+                if (!STAGED) ask_tokens(p, ring_at + free * kSlot + kSpanBytes, first_token, columns, ask_span);
+            }
+            end_of_copies();
+            advance();
+            const u8 *from = ring + slot * kSlot;
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
+#pragma unroll (kTogether)
+            for (u32 s = 0; s < SPAN; s++) {
+                u32 group = span * SPAN + s;
+                if (group >= groups) break;
+                uint4 codes[2][kWords];
+#pragma unroll
+                for (u32 h = 0; h < 2; h++)
+#pragma unroll
+                    for (u32 w = 0; w < kWords; w++)
+                        codes[h][w] = *(const uint4 *)(from + ((s * 2 + h) * kWords + w) * 512 + 16 * lane);
+                Factors f[1][2];
+#pragma unroll
+                for (u32 h = 0; h < 2; h++)
+                    f[0][h] = factors_at((const float *)(from + kCodeBytes + ((8 * h + g) * SPAN + s) * kScales));
+                u32 a[1][8][4];
+                left_of<ACT>(codes[0], codes[1], a[0]);
+                auto chunk_at = [&](u32 n, u32 chunk, u32(&b)[2][2]) {
+                    // Columns of tokens that are not there repeat another's: their sums are not used.
+                    const ACT *x = staged + min(8 * n + g, columns - 1) * pitch_of(p.k) + 128 * group + 8 * t;
+                    const u8 *streamed = from + kSpanBytes + ((s * 4 + chunk) * TILES + n) * 512 + 16 * lane;
+                    uint4 v = STAGED ? *(const uint4 *)(x + 32 * chunk) : *(const uint4 *)streamed;
+                    b[0][0] = v.x, b[0][1] = v.y, b[1][0] = v.z, b[1][1] = v.w;
+                };
+                multiply_group<ACT, 1, TILES>(a, f, chunk_at, sums);
+                if (!kNeedsSums) continue;
+#pragma unroll
+                for (u32 n = 0; n < TILES; n++) {
+                    float2 totals[kRuns];
+                    if (STAGED) {
+#pragma unroll
+                        for (u32 run = 0; run < kRuns; run++) {
+                            const float *at = totals_at + (group * kRuns + run) * kTokens;
+                            totals[run] =
+                                kTokens == 1 ? make_float2(at[0], 0.f) : *(const float2 *)(at + 8 * n + 2 * t);
+                        }
+                    } else {
+                        sum_group<ACT>([&](u32 chunk, u32(&b)[2][2]) { chunk_at(n, chunk, b); }, totals);
+                    }
+                    add_minima<1>(f, totals, sums[n]);
+                }
+            }
+        }
+        // Two buffers, so that one barrier a tile is enough.
+        float *tile_sums = sums_at + parity * kSums;
+        parity ^= 1;
+#pragma unroll
+        for (u32 n = 0; n < TILES; n++) {
+            if (8 * n + 2 * t >= kTokens) continue;
+            float *to = tile_sums + (warp * kTokens + 8 * n + 2 * t) * kColumn + g;
+            to[0] = sums[n][0][0];
+            to[8] = sums[n][0][2];
+            if (kTokens == 1) continue;
+            to[kColumn] = sums[n][0][1];
+            to[kColumn + 8] = sums[n][0][3];
+        }
+        __syncthreads();
+        finish(p, tile, tile_sums, squares, first_token, columns, first);
+    }
+    wait_for_copies<0>();
+}
+
+#define ENTRY(name, staged)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)                                           \
+        name(const ACT *x, u8 *weights, u8 *weights_up, const float *norm, const float *bias, const float *bias_up, \
+             const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n,  \
+             u32 k, u32 matrix_rows, u32 first_up, float norm_offset, float eps) {                                 \
+        product<staged>({x, weights, weights_up, norm, bias, bias_up, residual, out, x_stride, residual_stride,    \
+                         out_stride, tokens, n, k, matrix_rows, first_up, norm_offset, eps});                      \
+    }
+ENTRY(linear_groups_small, true)
+#if !NORM
+ENTRY(linear_groups_streamed, false)
+#endif

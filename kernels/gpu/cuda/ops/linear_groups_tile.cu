@@ -1,0 +1,230 @@
+// `linear` of a batch of tokens over planes of canonical groups: tiles of 32·ROW_WARPS weight rows and TOKENS tokens.
+// Groups of 128 depths, codes, scales and tokens, stream through a ring of STAGES pieces in shared memory, and codes
+// become operands between shared memory and matrix units: nothing is unpacked. Few tiles share the depth among several
+// blocks: each leaves its sums, and groups_finish adds them in order. groups_product.cuh says how lanes share rows,
+// depths and tokens.
+//
+// The warps are ROW_WARPS by rows and TOKEN_WARPS by tokens. Where the format has minima, each warp sums the values of
+// some of the piece's tokens for all, while the products run. 16-byte units of codes and tokens are swapped within
+// their rows, so that what lanes read together lies in different banks.
+//
+// Definitions: FORMAT (canonical; see quantized.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TOKENS (a multiple of
+// 8·TOKEN_WARPS), ROW_WARPS, TOKEN_WARPS, STAGES (2 or more), MIN_BLOCKS, EPILOGUE (see activate.cuh).
+// linear_groups_tile: grid (⌈n / 32·ROW_WARPS⌉, ⌈tokens / TOKENS⌉, splits), 32·ROW_WARPS·TOKEN_WARPS threads; dynamic
+// shared memory: STAGES·`kStageBytes` + TOKENS·`kRuns`·4, at least TOKENS·(32·ROW_WARPS + 4)·4 bytes. `depth`: groups
+// of a split. `partials` (null where there is one split): [splits, tokens, n] floats. groups_finish: grid (⌈n / 256⌉,
+// tokens), 256 threads.
+// Needs: k a multiple of 32, x_stride one of 8, x and weights 16-byte aligned.
+// check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
+// check: -DFORMAT=43 -DACT=f16 -DOUT=f32 -DTOKENS=128 -DROW_WARPS=4 -DTOKEN_WARPS=2 -DSTAGES=4 -DMIN_BLOCKS=1 -DEPILOGUE=1
+// check: -DFORMAT=40 -DACT=bf16 -DOUT=bf16 -DTOKENS=32 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0
+// check: -DFORMAT=45 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=2 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=3
+// check: -DFORMAT=47 -DACT=f16 -DOUT=f16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0
+// check: -DFORMAT=48 -DACT=bf16 -DOUT=bf16 -DTOKENS=32 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
+// check: -DFORMAT=49 -DACT=f16 -DOUT=f16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
+// check: -DFORMAT=55 -DACT=bf16 -DOUT=bf16 -DTOKENS=128 -DROW_WARPS=4 -DTOKEN_WARPS=2 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0
+#include "activate.cuh"
+#include "groups_product.cuh"
+
+constexpr u32 kRows = 32 * ROW_WARPS;
+constexpr u32 kWarps = ROW_WARPS * TOKEN_WARPS;
+constexpr u32 kThreads = 32 * kWarps;
+constexpr u32 kCodeBytes = kRows * kQuants;
+constexpr u32 kScaleBytes = kRows * kScales;
+constexpr u32 kStageBytes = kCodeBytes + kScaleBytes + TOKENS * 256;
+// Tiles of 8 tokens of a warp, and of all.
+constexpr u32 kTiles = TOKENS / 8 / TOKEN_WARPS;
+constexpr u32 kAllTiles = TOKENS / 8;
+// Tiles whose products take turns.
+constexpr u32 kTurns = kTiles % 2 == 0 ? 2 : 1;
+// Floats of a token's sums in shared memory: neighbours in rows, tokens in different banks.
+constexpr u32 kPitch = kRows + 4;
+
+struct Tile {
+    const ACT *x;
+    Planes planes;
+    const float *bias;
+    const OUT *residual;
+    OUT *out;
+    float *partials;
+    u32 x_stride, residual_stride, out_stride;
+    u32 tokens, n, k, depth;
+};
+
+// Asks for the codes and scales of a group of the tile's rows.
+__device__ __forceinline__ void ask_weights(const Tile &p, u32 to, u32 first_row, u32 group) {
+    constexpr u32 units = kQuants / 16;
+#pragma unroll
+    for (u32 i = threadIdx.x; i < kRows * units; i += kThreads) {
+        u32 row = i / units, unit = i % units;
+        u64 at = (u64)min(first_row + row, p.n - 1) * p.planes.groups + group;
+        u32 place = kBytes ? unit ^ (row & 1) : unit;
+        copy_async<16>(to + row * kQuants + 16 * place, p.planes.quants + at * kQuants + 16 * unit, true);
+    }
+#pragma unroll
+    for (u32 row = threadIdx.x; row < kRows; row += kThreads) {
+        u64 at = (u64)min(first_row + row, p.n - 1) * p.planes.groups + group;
+        copy_scales(to + kCodeBytes + row * kScales, p.planes.scales + at * kScales, true);
+    }
+}
+
+// And for the tokens' values.
+__device__ __forceinline__ void ask_tokens(const Tile &p, u32 to, u32 first_token, u32 group) {
+#pragma unroll
+    for (u32 i = threadIdx.x; i < TOKENS * 16; i += kThreads) {
+        u32 token = i / 16, unit = i % 16, depth = 128 * group + 8 * unit;
+        bool wanted = first_token + token < p.tokens && depth < p.k;
+        const ACT *from = p.x + (wanted ? (u64)(first_token + token) * p.x_stride + depth : 0);
+        copy_async<16>(to + kCodeBytes + kScaleBytes + 256 * token + 16 * (unit ^ 2 * (token & 3)), from, wanted);
+    }
+}
+
+// Multiplies one piece. `totals_at`: kRuns sums a token, for all warps.
+__device__ __forceinline__ void multiply(const u8 *piece, float *totals_at, u32 warp_row, u32 warp_tile,
+                                         float (&sums)[kTiles][2][4]) {
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const u8 *tokens = piece + kCodeBytes + kScaleBytes + 256 * g + 8 * (t & 1);
+    // The lane's values of a tile's token g: units 4·chunk + t / 2, and two further on.
+    auto values = [&](u32 tile) {
+        const u8 *token = tokens + 2048 * tile;
+        return [=](u32 chunk, u32(&b)[2][2]) {
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                uint2 v = *(const uint2 *)(token + 16 * ((4 * chunk + 2 * half + t / 2) ^ 2 * (g & 3)));
+                b[half][0] = v.x, b[half][1] = v.y;
+            }
+        };
+    };
+    if (kNeedsSums) {
+#pragma unroll
+        for (u32 tile = warp; tile < kAllTiles; tile += kWarps) {
+            float2 totals[kRuns];
+            sum_group<ACT>(values(tile), totals);
+#pragma unroll
+            for (u32 run = 0; run < kRuns; run++)
+                if (g == 0) *(float2 *)(totals_at + run * TOKENS + 8 * tile + 2 * t) = totals[run];
+        }
+    }
+    u32 a[2][8][4];
+    Factors f[2][2];
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        uint4 codes[2][kWords];
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            u32 row = warp_row + 16 * r + 8 * h + g;
+#pragma unroll
+            for (u32 w = 0; w < kWords; w++) {
+                u32 unit = kWords * t + w;
+                codes[h][w] = *(const uint4 *)(piece + row * kQuants + 16 * (kBytes ? unit ^ (row & 1) : unit));
+            }
+            f[r][h] = factors_at((const float *)(piece + kCodeBytes + row * kScales));
+        }
+        left_of<ACT>(codes[0], codes[1], a[r]);
+    }
+#pragma unroll
+    for (u32 tile = 0; tile < kTiles; tile += kTurns)
+        multiply_group<ACT, 2, kTurns>(
+            a, f, [&](u32 n, u32 chunk, u32(&b)[2][2]) { values(warp_tile + tile + n)(chunk, b); }, sums + tile);
+    if (kNeedsSums) {
+        __syncthreads();
+#pragma unroll
+        for (u32 tile = 0; tile < kTiles; tile++) {
+            float2 totals[kRuns];
+#pragma unroll
+            for (u32 run = 0; run < kRuns; run++)
+                totals[run] = *(const float2 *)(totals_at + run * TOKENS + 8 * (warp_tile + tile) + 2 * t);
+            add_minima<2>(f, totals, sums[tile]);
+        }
+    }
+}
+
+// A finished sum, with what follows.
+__device__ __forceinline__ void put(const Tile &p, u32 token, u32 row, float sum) {
+    if (p.bias) sum += __ldg(p.bias + row);
+    sum = activate<EPILOGUE>(sum);
+    if (p.residual) sum += to_f32(p.residual[(u64)token * p.residual_stride + row]);
+    p.out[(u64)token * p.out_stride + row] = from_f32<OUT>(sum);
+}
+
+__device__ __forceinline__ void product(const Tile &p) {
+    extern __shared__ uint4 shared[];
+    u8 *pieces = (u8 *)shared;
+    float *totals_at = (float *)(pieces + STAGES * kStageBytes);
+    u32 base = place_in_shared(shared), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    u32 first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS, begin = blockIdx.z * p.depth,
+        end = min(p.planes.groups, begin + p.depth);
+    // The first weights are constants: ask for them before the previous kernel has ended.
+#pragma unroll
+    for (u32 s = 0; s < STAGES - 1; s++)
+        if (begin + s < end) ask_weights(p, base + s * kStageBytes, first_row, begin + s);
+    let_next_start();
+    wait_for_previous();
+#pragma unroll
+    for (u32 s = 0; s < STAGES - 1; s++) {
+        if (begin + s < end) ask_tokens(p, base + s * kStageBytes, first_token, begin + s);
+        end_of_copies();
+    }
+    float sums[kTiles][2][4] = {};
+    u32 warp_row = warp / TOKEN_WARPS * 32, warp_tile = warp % TOKEN_WARPS * kTiles, slot = 0, next = STAGES - 1;
+#pragma unroll 1
+    for (u32 group = begin; group < end; group++) {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();
+        // All threads are done with the piece that was in the next slot.
+        if (group + STAGES - 1 < end) {
+            ask_weights(p, base + next * kStageBytes, first_row, group + STAGES - 1);
+            ask_tokens(p, base + next * kStageBytes, first_token, group + STAGES - 1);
+        }
+        end_of_copies();
+        multiply(pieces + slot * kStageBytes, totals_at, warp_row, warp_tile, sums);
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        next = next + 1 == STAGES ? 0 : next + 1;
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+    float *all = (float *)shared;
+#pragma unroll
+    for (u32 tile = 0; tile < kTiles; tile++) {
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            float *to = all + (8 * (warp_tile + tile) + 2 * (lane & 3)) * kPitch + warp_row + 16 * r + (lane >> 2);
+            to[0] = sums[tile][r][0];
+            to[kPitch] = sums[tile][r][1];
+            to[8] = sums[tile][r][2];
+            to[kPitch + 8] = sums[tile][r][3];
+        }
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < kRows * TOKENS; i += kThreads) {
+        u32 row = first_row + i % kRows, token = first_token + i / kRows;
+        if (row >= p.n || token >= p.tokens) continue;
+        float sum = all[i / kRows * kPitch + i % kRows];
+        if (p.partials) {
+            p.partials[((u64)blockIdx.z * p.tokens + token) * p.n + row] = sum;
+        } else {
+            put(p, token, row, sum);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    linear_groups_tile(const ACT *x, u8 *weights, const float *bias, const OUT *residual, OUT *out, float *partials,
+                       u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, u32 depth) {
+    product({x, planes_of(weights, n, k), bias, residual, out, partials, x_stride, residual_stride, out_stride, tokens,
+             n, k, depth});
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    groups_finish(const float *partials, const float *bias, const OUT *residual, OUT *out, u32 residual_stride,
+                  u32 out_stride, u32 tokens, u32 n, u32 splits) {
+    u32 row = blockIdx.x * 256 + threadIdx.x, token = blockIdx.y;
+    wait_for_previous();
+    let_next_start();
+    if (row >= n) return;
+    float sum = 0.f;
+#pragma unroll 4
+    for (u32 split = 0; split < splits; split++) sum += partials[((u64)split * tokens + token) * n + row];
+    Tile p = {nullptr, {}, bias, residual, out, nullptr, 0, residual_stride, out_stride, tokens, n, 0, 0};
+    put(p, token, row, sum);
+}

@@ -1,0 +1,58 @@
+// What kernels for CUDA alone use, for the processor: a warp of 32 lanes, products of m16n8k16, asynchronous copies
+// (made only when they are waited for), loads by pointer. In front of a kernel file behind device.h; the kernels' own
+// headers leave these out where they are PORTABLE. One block's dynamic shared memory is the program's array `shared`.
+#pragma once
+
+extern "C" {
+void emulated_mma_16x8x16(const unsigned *a, const unsigned *b, float *sums, float (*value)(unsigned short));
+void emulated_wave_barrier(void);
+void emulated_copy(void *to, const void *from, unsigned bytes, int wanted);
+void emulated_end_of_copies(void);
+void emulated_wait_for_copies(unsigned newest);
+}
+#undef __shared__
+#define __shared__
+extern uint4 shared[];
+#undef __syncwarp
+#define __syncwarp() emulated_wave_barrier()
+
+struct float2 {
+    float x, y;
+};
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
+    u64 bytes = (u64)b << 32 | a;
+    u32 word = 0;
+    for (int i = 0; i < 4; i++) word |= (u32)(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+    return word;
+}
+
+template <typename T> static float emulated_value(unsigned short bits) {
+    T x;
+    x.bits = bits;
+    return to_f32(x);
+}
+template <typename T> static inline void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    emulated_mma_16x8x16(a, b, d, emulated_value<T>);
+}
+template <typename T> static inline u32 fma2(u32 a, u32 b, u32 c) {
+    float x[2], y[2], z[2];
+    unpack2<T>(a, x[0], x[1]);
+    unpack2<T>(b, y[0], y[1]);
+    unpack2<T>(c, z[0], z[1]);
+    return pack2<T>(__builtin_fmaf(x[0], y[0], z[0]), __builtin_fmaf(x[1], y[1], z[1]));
+}
+
+static inline u32 place_in_shared(const void *p) { return (u32)((const u8 *)p - (const u8 *)shared); }
+template <u32 BYTES> static inline void copy_async(u32 to, const void *from, bool wanted) {
+    emulated_copy((u8 *)shared + to, from, BYTES, wanted);
+}
+static inline void end_of_copies() { emulated_end_of_copies(); }
+template <u32 N> static inline void wait_for_copies() { emulated_wait_for_copies(N); }
+
+template <typename T> static inline T __ldg(const T *p) { return *p; }
+static inline uint4 load_values(const void *p, bool wanted) { return wanted ? *(const uint4 *)p : uint4{0, 0, 0, 0}; }
+static inline u32 load_bits(const float *p) { return __float_as_uint(*p); }
+template <typename T> static inline u32 load_bits(const T *p) { return p->bits; }
+template <typename T> static inline float from_bits(u32 bits) { return emulated_value<T>((unsigned short)bits); }
+template <> inline float from_bits<float>(u32 bits) { return __uint_as_float(bits); }

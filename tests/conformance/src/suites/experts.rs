@@ -1,0 +1,169 @@
+//! The experts of a layer as a program: every region that the device claims of it must give what its ops give on the
+//! oracle. Whether a device claims it is its own affair.
+
+use halyard_platform_api::ops::{Add, GeluKind, GeluMul, MoeCombine, MoeLinear, SiluMul};
+use halyard_platform_api::{DType, Device, WeightFormat};
+
+use super::composites::check;
+use super::note;
+use crate::Report;
+use crate::case::{ABSENT, Arg, Case, Check, Contents};
+use crate::cases::weight;
+use crate::random::Random;
+use crate::tolerance::Class;
+
+const WIDTH: u32 = 64;
+const INNER: u32 = 96;
+
+/// Layers of experts, with ever more choices an expert, and a rank that has the last two of three.
+pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
+    for (act, private) in [
+        (DType::BF16, true),
+        (DType::F16, true),
+        (DType::BF16, false),
+        (DType::F32, true),
+    ] {
+        if !device.info().compute_dtypes.contains(act) {
+            continue;
+        }
+        for (tokens, of_a_rank) in [
+            (1, false),
+            (6, true),
+            (16, false),
+            (40, true),
+            (100, false),
+            (250, false),
+        ] {
+            let case = layer(seed, act, private, tokens, of_a_rank);
+            let outcome = check(device, oracle, &case, false);
+            let between = if private { ", private between" } else { "" };
+            let rank = if of_a_rank { " of a rank" } else { "" };
+            let name = format!("a layer{rank} in {act:?}, {tokens} tokens{between}");
+            note(report, "experts", &name, outcome);
+        }
+    }
+}
+
+/// gate and up → gating → down → combine → add, over chosen experts.
+fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> Case {
+    const EXPERTS: u32 = 3;
+    const TOP_K: u32 = 2;
+    let mut random = Random::of(seed, &format!("experts {act:?} {tokens}"));
+    let (first_expert, here) = if of_a_rank { (1, EXPERTS - 1) } else { (0, EXPERTS) };
+    let units = |random: &mut Random, dtype, shape: &[u32]| {
+        let values = random.units(shape.iter().product::<u32>() as usize);
+        Arg::floats(dtype, shape, &values)
+    };
+    let hidden = units(&mut random, act, &[tokens, WIDTH]);
+    let x = units(&mut random, act, &[tokens, 1, WIDTH]);
+    let choices: Vec<i32> = (0..tokens as i32)
+        .flat_map(|t| [t % 3, (t + 1 + t / 3 % 2) % 3])
+        .collect();
+    let weights = units(&mut random, DType::F32, &[tokens, TOP_K]);
+    let format = match act {
+        DType::F16 => WeightFormat::F16,
+        DType::BF16 => WeightFormat::BF16,
+        _ => WeightFormat::F32,
+    };
+    let mut matrix = |node: usize, rows: u32, width: u32| Arg {
+        contents: Contents::Weight {
+            node,
+            rows: here * rows,
+            bytes: weight(&mut random, format, here * rows, width),
+        },
+        ..Arg::bytes(DType::U8, &[0], Vec::new())
+    };
+    let (gate, up, down) = (
+        matrix(0, INNER, WIDTH),
+        matrix(1, INNER, WIDTH),
+        matrix(3, WIDTH, INNER),
+    );
+    let out = |shape: &[u32]| {
+        let class = Class::Product {
+            terms: INNER as usize,
+            act,
+        };
+        let mut arg = Arg::floats(act, shape, &vec![0.0; shape.iter().product::<u32>() as usize]).checked(class);
+        if let Check::Near(tolerance, _) = &mut arg.check {
+            // As in composites.rs: products of a gate and an up value, summed.
+            tolerance.abs *= if act == DType::F32 { 10.0 } else { 30.0 };
+        }
+        arg
+    };
+    // Rows of choices, and the same memory as one row a token.
+    let between = |shape: &[u32]| Arg {
+        check: if private { Check::Ignored } else { out(shape).check },
+        ..out(shape)
+    };
+    let by_choice = [tokens, TOP_K, INNER];
+    let linear = |in_features, out_features| MoeLinear {
+        in_features,
+        out_features,
+        num_experts: here,
+        top_k: TOP_K,
+        weight: format,
+        dtype: act,
+        max_tokens: tokens,
+        first_expert,
+        total_experts: if of_a_rank { EXPERTS } else { 0 },
+    };
+    let width = TOP_K * INNER;
+    let gating = match tokens {
+        16 => GeluMul {
+            width,
+            dtype: act,
+            kind: GeluKind::Tanh,
+        }
+        .into(),
+        _ => SiluMul::plain(width, act).into(),
+    };
+    let slice = |of: usize| Arg::slice(act, &[tokens, width], of, 0);
+    Case {
+        op: "experts",
+        variant: String::new(),
+        name: format!("experts, {tokens} tokens"),
+        // 0 hidden, 1 x, 2 choices, 3 weights, 4 gate w, 5 up w, 6 down w, 7 gate, 8 up, 9 activated, 10 results,
+        // 11 sum, 12 .. 14 the rows of 7, 8 and 9, 15 out
+        args: vec![
+            hidden,
+            x,
+            Arg::ints(&[tokens, TOP_K], &choices),
+            weights,
+            gate,
+            up,
+            down,
+            between(&by_choice),
+            between(&by_choice),
+            between(&by_choice),
+            between(&[tokens, TOP_K, WIDTH]),
+            between(&[tokens, WIDTH]),
+            slice(7),
+            slice(8),
+            slice(9),
+            out(&[tokens, WIDTH]),
+        ],
+        nodes: vec![
+            (linear(WIDTH, INNER).into(), vec![1, 4, 2, 7, ABSENT]),
+            (linear(WIDTH, INNER).into(), vec![1, 5, 2, 8, ABSENT]),
+            (gating, vec![12, 13, 14]),
+            (linear(INNER, WIDTH).into(), vec![9, 6, 2, 10, ABSENT]),
+            (
+                MoeCombine {
+                    width: WIDTH,
+                    top_k: TOP_K,
+                    dtype: act,
+                }
+                .into(),
+                vec![10, 3, 11],
+            ),
+            (
+                Add {
+                    width: WIDTH,
+                    dtype: act,
+                }
+                .into(),
+                vec![0, 11, 15],
+            ),
+        ],
+    }
+}
