@@ -120,7 +120,11 @@ ranks_equal_one_device! {
 #[test]
 fn ranks_agree_with_hugging_face() {
     let outcomes = tensor_parallel::check(&devices(cpu, 4), &fixtures(), config);
-    assert_eq!(outcomes.len(), 10, "five families over two and four ranks");
+    assert_eq!(
+        outcomes.len(),
+        26,
+        "five families, and four with experts in two ways, over two and four ranks"
+    );
     for (name, outcome) in outcomes {
         println!("{name}: {}", outcome.unwrap_or_else(|why| panic!("{name}: {why}")));
     }

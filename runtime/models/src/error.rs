@@ -159,7 +159,8 @@ pub enum ModelError {
 
     /// A weight that the architecture needs is not in the files.
     #[error(
-        "{path}: tensor `{tensor}` is missing{}; the files are incomplete or of another architecture",
+        "{path}: tensor `{tensor}` is missing{}; the files are incomplete or of another architecture: download \
+         the whole model again",
         did_you_mean(near)
     )]
     MissingTensor {
@@ -174,7 +175,7 @@ pub enum ModelError {
     /// A weight has another shape than the configuration implies.
     #[error(
         "{path}: tensor `{tensor}` has shape {found:?}, but the configuration implies {expected:?}; configuration and \
-         weights do not belong together"
+         weights do not belong together: take both from one download of the model"
     )]
     WrongShape {
         /// The file.

@@ -58,39 +58,72 @@ impl Rounding {
 }
 
 /// Appends a row of groups ([`Rounding::Int8`], [`Rounding::Int4`]): bytes reach ±127 at the largest magnitude, four
-/// bits 0 and 15 at the least and the largest value, of which 0 is a code.
+/// bits 0 and 15 at the least and the largest value, of which 0 is a code. Ties go to the even code, as in PyTorch.
 pub(crate) fn quantize_groups(format: WeightFormat, values: &[f32], row: &mut Vec<u8>) {
     let group = format.block_values();
-    let mut codes = vec![0i8; group];
+    let mut codes = [0i8; MAX_GROUP];
     let is_small = format.narrowed(16) == Some(WeightFormat::U4G16);
     for values in values.chunks_exact(group) {
-        let (low, high) = values
-            .iter()
-            .fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
+        let (low, high) = bounds(values);
         let (scale, zero, range) = match is_small {
             true => {
                 let scale = (high - low) / 15.0;
-                let zero = if scale > 0.0 { (-low / scale).round() } else { 0.0 };
+                let zero = if scale > 0.0 {
+                    (-low / scale).round_ties_even()
+                } else {
+                    0.0
+                };
                 (scale, zero, (0.0, 15.0))
             }
             false => (high.max(-low) / 127.0, 0.0, (-127.0, 127.0)),
         };
-        for (code, value) in codes.iter_mut().zip(values) {
-            let number = if scale > 0.0 {
-                (value / scale).round() + zero
-            } else {
-                zero
-            };
-            *code = number.clamp(range.0, range.1) as i8;
+        let codes = &mut codes[..group];
+        if scale > 0.0 {
+            for (code, value) in codes.iter_mut().zip(values) {
+                *code = small_integer((rounded(value / scale) + zero).clamp(range.0, range.1));
+            }
+        } else {
+            codes.fill(zero as i8);
         }
         put_group(
             format,
-            &codes,
+            codes,
             scale,
             if zero == 0.0 { 0.0 } else { -(scale * zero) },
             row,
         );
     }
+}
+
+/// Values of the largest group.
+const MAX_GROUP: usize = 128;
+/// Added to a number below 2^22 it leaves the nearest integer in the last bits: 1.5 · 2^23.
+const TO_INTEGER: f32 = 12_582_912.0;
+
+/// The least and the largest value, or 0. In lanes of their own, which compilers turn into vectors.
+fn bounds(values: &[f32]) -> (f32, f32) {
+    const LANES: usize = 16;
+    let (mut low, mut high) = ([0.0f32; LANES], [0.0f32; LANES]);
+    for values in values.chunks_exact(LANES) {
+        for ((low, high), &value) in low.iter_mut().zip(&mut high).zip(values) {
+            *low = if value < *low { value } else { *low };
+            *high = if value > *high { value } else { *high };
+        }
+    }
+    (
+        low.into_iter().fold(0.0, f32::min),
+        high.into_iter().fold(0.0, f32::max),
+    )
+}
+
+/// [`f32::round_ties_even`] of a number below 2^22, without a call.
+fn rounded(x: f32) -> f32 {
+    (x + TO_INTEGER) - TO_INTEGER
+}
+
+/// A whole number that a byte holds; 0 for one that is none.
+fn small_integer(x: f32) -> i8 {
+    (x + TO_INTEGER).to_bits() as i8
 }
 
 /// One canonical row of 8-bit floats: the largest magnitude becomes 448. What the op `quantize_act` gives by its scheme
@@ -103,4 +136,79 @@ pub fn quantize_e4m3(values: &[f32], row: &mut [u8]) {
         *code = if scale == 0.0 { 0 } else { e4m3::from_f32(value / scale) };
     }
     tail.copy_from_slice(&scale.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_without_a_call_is_rounding() {
+        for i in -1100i32..=1100 {
+            for near in [-1i32, 0, 1] {
+                let x = i as f32 / 8.0;
+                let x = f32::from_bits(x.to_bits().wrapping_add_signed(if x == 0.0 { 0 } else { near }));
+                assert_eq!(rounded(x), x.round_ties_even(), "{x}");
+                assert_eq!(
+                    small_integer(x.round_ties_even().clamp(-127.0, 127.0)),
+                    x.round_ties_even().clamp(-127.0, 127.0) as i8
+                );
+            }
+        }
+        assert_eq!(small_integer(f32::NAN), 0);
+    }
+
+    #[test]
+    fn a_group_without_values_other_than_zero_has_no_scale() {
+        let mut row = Vec::new();
+        quantize_groups(WeightFormat::U4G32, &[0.0; 32], &mut row);
+        assert_eq!(row, [0; 24]);
+    }
+
+    /// The rule as it stands in the comment, value by value.
+    #[test]
+    fn codes_are_those_of_the_rule() {
+        let values: Vec<f32> = (0..128 * 50u32)
+            .map(|i| {
+                let at = i.wrapping_mul(2_654_435_761) as f32 / u32::MAX as f32 - if i < 3200 { 0.5 } else { 0.1 };
+                (at * 512.0).round() / 512.0
+            })
+            .collect();
+        for format in [
+            WeightFormat::U4G128,
+            WeightFormat::I8G128,
+            WeightFormat::U4G16,
+            WeightFormat::I8G32,
+        ] {
+            let (mut row, group) = (Vec::new(), format.block_values());
+            quantize_groups(format, &values, &mut row);
+            let mut expected = Vec::new();
+            for values in values.chunks_exact(group) {
+                let low = values.iter().fold(0.0f32, |a, &b| a.min(b));
+                let high = values.iter().fold(0.0f32, |a, &b| a.max(b));
+                let is_small = matches!(format, WeightFormat::U4G128 | WeightFormat::U4G16);
+                let scale = if is_small {
+                    (high - low) / 15.0
+                } else {
+                    high.max(-low) / 127.0
+                };
+                let zero = if is_small {
+                    (-low / scale).round_ties_even()
+                } else {
+                    0.0
+                };
+                let (least, most) = if is_small { (0.0, 15.0) } else { (-127.0, 127.0) };
+                let code = |v: &f32| ((v / scale).round_ties_even() + zero).clamp(least, most) as i8;
+                let codes: Vec<i8> = values.iter().map(code).collect();
+                put_group(
+                    format,
+                    &codes,
+                    scale,
+                    if zero == 0.0 { 0.0 } else { -(scale * zero) },
+                    &mut expected,
+                );
+            }
+            assert!(row == expected, "{format:?}");
+        }
+    }
 }

@@ -76,7 +76,7 @@ impl SafetensorsFiles {
         let files = files_with_extension(folder, "safetensors")?;
         match files.as_slice() {
             [only] => Self::open(only.clone(), &files),
-            [] => Err(no_model(folder, "no .safetensors file".into())),
+            [] => Err(no_model(folder, no_weights(folder)?)),
             several => {
                 let found = format!(
                     "{} .safetensors files without model.safetensors.index.json",
@@ -190,6 +190,20 @@ pub(crate) fn files_with_extension(folder: &Path, extension: &str) -> Result<Vec
     }
     files.sort();
     Ok(files)
+}
+
+/// What a folder has in place of .safetensors files.
+fn no_weights(folder: &Path) -> Result<String> {
+    for extension in ["bin", "pt", "pth"] {
+        if let Some(file) = files_with_extension(folder, extension)?.first() {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            return Ok(format!(
+                "no .safetensors file but `{name}`, a PyTorch pickle, which can run code (save the model with \
+                 safe_serialization=True, or HQQ's save_to_safetensors)"
+            ));
+        }
+    }
+    Ok("no .safetensors file".to_owned())
 }
 
 pub(crate) fn no_model(path: &Path, found: String) -> ModelError {

@@ -55,7 +55,7 @@ pub enum WeightQuantization {
 }
 
 /// Names of methods, and what `quantization_config` calls them.
-const STORED: [(&str, &[&str]); 12] = [
+const STORED: [(&str, &[&str]); 13] = [
     ("awq", &["awq", "auto-round"]),
     ("awq_marlin", &["awq", "auto-round"]),
     ("gptq", &["gptq", "auto-round"]),
@@ -66,6 +66,7 @@ const STORED: [(&str, &[&str]); 12] = [
     ("modelopt", &["modelopt"]),
     ("modelopt_fp4", &["modelopt", "modelopt_fp4"]),
     ("bitsandbytes", &["bitsandbytes"]),
+    ("hqq", &["hqq"]),
     ("fbgemm_fp8", &["fbgemm_fp8"]),
     ("mxfp4", &["mxfp4"]),
 ];
@@ -168,6 +169,20 @@ impl ModelFiles {
         let found = described.is_some();
         self.description = described.unwrap_or_else(|| self.description.clone());
         Ok(found)
+    }
+
+    /// Has matrices in act-order handed out with their columns sorted ([`Weights::sort_columns`]); how many inputs are
+    /// put in order for them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sort_columns(&mut self, cuts_columns: bool, has_adapters: bool) -> Result<usize> {
+        let Some(described) = self.weights.sort_columns(cuts_columns, has_adapters)? else {
+            return Ok(0);
+        };
+        self.description = described;
+        self.weight_bytes = self.weights.check()?;
+        Ok(self.description.sorted.len())
     }
 
     /// Does what `--quantization` asks: has the matrices of layers rounded ([`Weights::quantise`]), or checks that the

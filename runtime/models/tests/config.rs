@@ -605,11 +605,11 @@ fn groups_of_experts_must_divide_them_and_hold_enough() {
         (json!({"topk_group": 0}), "topk_group"),
         (
             json!({"n_group": 8, "topk_group": 1}),
-            "num_experts_per_tok of topk_group groups",
+            "`num_experts_per_tok` is 4, but must be from 1 to 2",
         ),
         (
             json!({"n_group": 16, "topk_group": 8}),
-            "experts that say how good a group is",
+            "`n_group` is 16, but must be at most 8",
         ),
         (json!({"routed_scaling_factor": 1e39}), "routed_scaling_factor"),
     ] {

@@ -12,6 +12,7 @@ use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role, Rou
 use halyard_platform_api::WeightFormat;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
 use support::{GgufWriter, TempFolder, fixtures, string_value, u32_value};
 
 fn open(path: &Path) -> Result<ModelFiles, ModelError> {
@@ -138,4 +139,253 @@ fn every_dummy_weight_has_values_of_its_own() {
     for (i, key) in keys.iter().enumerate() {
         assert!(!keys[..i].contains(key), "two matrices have one key");
     }
+}
+
+/// What opening a fixture says with these fields of its config.json replaced.
+fn refused(model: &str, changes: &Value) -> String {
+    let from = fixtures().join("models").join(model);
+    let folder = TempFolder::new();
+    for entry in std::fs::read_dir(&from).unwrap() {
+        let name = entry.unwrap().file_name();
+        std::os::unix::fs::symlink(from.join(&name), folder.path().join(&name)).unwrap();
+    }
+    let mut config: Value = serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    for (field, value) in changes.as_object().unwrap() {
+        config[field] = value.clone();
+    }
+    std::fs::remove_file(folder.path().join("config.json")).unwrap();
+    folder.write("config.json", config.to_string());
+    match open(folder.path()) {
+        Ok(_) => panic!("{model} with {changes} opens"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn experts_that_do_not_fit_their_weights_are_refused_with_both_numbers() {
+    let router = |name: &str, found: &str, expected: &str| {
+        vec![
+            format!("`{name}` has shape {found}"),
+            format!("the configuration implies {expected}"),
+            "take both from one download".to_owned(),
+        ]
+    };
+    for (model, changes, words) in [
+        // Two experts more than the file has, and three fewer.
+        (
+            "qwen3-moe",
+            json!({"num_experts": 8}),
+            router("model.layers.0.mlp.gate.weight", "[6, 48]", "[8, 48]"),
+        ),
+        (
+            "qwen3-moe",
+            json!({"num_experts": 3}),
+            router("model.layers.0.mlp.gate.weight", "[6, 48]", "[3, 48]"),
+        ),
+        (
+            "mixtral",
+            json!({"num_local_experts": 8}),
+            router("model.layers.0.block_sparse_moe.gate.weight", "[4, 64]", "[8, 64]"),
+        ),
+        (
+            "gpt-oss-mxfp4",
+            json!({"num_local_experts": 8}),
+            router("model.layers.0.mlp.router.weight", "[4, 64]", "[8, 64]"),
+        ),
+        (
+            "deepseek-v3-fp8",
+            json!({"n_routed_experts": 16}),
+            router("model.layers.1.mlp.gate.weight", "[8, 64]", "[16, 64]"),
+        ),
+        // As many as a damaged file may name, in as many layers.
+        (
+            "olmoe",
+            json!({"num_experts": 2048, "num_hidden_layers": 2048}),
+            router("model.layers.0.mlp.gate.weight", "[4, 64]", "[2048, 64]"),
+        ),
+        // Widths: of experts by themselves, of experts in one tensor, of shared experts, of the model.
+        (
+            "qwen3-moe",
+            json!({"moe_intermediate_size": 64}),
+            router("model.layers.0.mlp.experts.0.gate_proj.weight", "[32, 48]", "[64, 48]"),
+        ),
+        (
+            "granite-moe",
+            json!({"intermediate_size": 16}),
+            router(
+                "model.layers.0.block_sparse_moe.input_linear.weight",
+                "[4, 64, 64]",
+                "[4, 32, 64]",
+            ),
+        ),
+        (
+            "gpt-oss",
+            json!({"intermediate_size": 64}),
+            router("model.layers.0.mlp.experts.gate_up_proj", "[4, 64, 64]", "[4, 64, 128]"),
+        ),
+        (
+            "gpt-oss-mxfp4",
+            json!({"intermediate_size": 64}),
+            router(
+                "model.layers.0.mlp.experts.gate_up_proj_scales",
+                "[4, 64, 2]",
+                "[4, 128, 2]",
+            ),
+        ),
+        (
+            "qwen2-moe",
+            json!({"shared_expert_intermediate_size": 99}),
+            router(
+                "model.layers.1.mlp.shared_expert.gate_proj.weight",
+                "[48, 64]",
+                "[99, 64]",
+            ),
+        ),
+        (
+            "glm4-moe",
+            json!({"n_shared_experts": 3}),
+            router(
+                "model.layers.1.mlp.shared_experts.gate_proj.weight",
+                "[32, 64]",
+                "[96, 64]",
+            ),
+        ),
+        (
+            "qwen3-moe",
+            json!({"hidden_size": 32}),
+            router("model.embed_tokens.weight", "[448, 48]", "[448, 32]"),
+        ),
+    ] {
+        let error = refused(model, &changes);
+        for word in &words {
+            assert!(
+                error.contains(word),
+                "{model} with {changes}: `{word}` is not in: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn numbers_of_experts_that_no_model_can_have_are_refused_with_their_limit() {
+    for (model, changes, words) in [
+        (
+            "qwen3-moe",
+            json!({"num_experts_per_tok": 7}),
+            ["`num_experts_per_tok` is 7", "from 1 to 6, the number of"],
+        ),
+        (
+            "mixtral",
+            json!({"num_experts_per_tok": 0}),
+            ["`num_experts_per_tok` is 0", "from 1 to 4"],
+        ),
+        (
+            "gpt-oss",
+            json!({"num_experts_per_tok": 5}),
+            ["`num_experts_per_tok` is 5", "from 1 to 4"],
+        ),
+        (
+            "olmoe",
+            json!({"num_experts": 4096}),
+            ["`num_experts` is 4096", "from 1 to 2048"],
+        ),
+        (
+            "deepseek-v2",
+            json!({"n_group": 3}),
+            ["`n_group` is 3", "a divisor of the number of experts, 8"],
+        ),
+        (
+            "deepseek-v3",
+            json!({"n_group": 16}),
+            ["`n_group` is 16", "from 1 to 8"],
+        ),
+        ("deepseek-v3", json!({"n_group": 8}), ["`n_group` is 8", "at most 4"]),
+        (
+            "glm4-moe",
+            json!({"topk_group": 5}),
+            ["`topk_group` is 5", "from 1 to n_group, 4"],
+        ),
+        (
+            "glm4-moe",
+            json!({"topk_group": 1}),
+            ["`num_experts_per_tok` is 3", "from 1 to 2, as a token takes"],
+        ),
+        // Products of them are bounded, too.
+        (
+            "glm4-moe",
+            json!({"n_shared_experts": u64::MAX}),
+            ["`shared_expert_intermediate_size`", "from 1 to 1048576"],
+        ),
+        (
+            "deepseek-v2",
+            json!({"n_shared_experts": u64::MAX}),
+            ["`shared_expert_intermediate_size`", "to 1048576"],
+        ),
+    ] {
+        let error = refused(model, &changes);
+        for word in words.into_iter().chain(["config.json"]) {
+            assert!(
+                error.contains(word),
+                "{model} with {changes}: `{word}` is not in: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_router_that_is_not_the_family_s_is_refused() {
+    for (model, scoring, method) in [
+        ("qwen3-moe", "softmax", "greedy"),
+        ("qwen2-moe", "softmax", "greedy"),
+        ("mixtral", "softmax", "greedy"),
+        ("granite-moe", "softmax", "greedy"),
+        ("olmoe", "softmax", "greedy"),
+        ("gpt-oss", "softmax", "greedy"),
+        ("deepseek-v2", "softmax", "group_limited_greedy"),
+        ("deepseek-v3", "sigmoid", "noaux_tc"),
+        ("glm4-moe", "sigmoid", "noaux_tc"),
+    ] {
+        for (field, found, known) in [("scoring_func", "tanh", scoring), ("topk_method", "random", method)] {
+            let error = refused(model, &json!({field: found}));
+            for word in [&format!("`{field}` asks for {found}"), known, "config.json"] {
+                assert!(error.contains(word), "{model}: `{word}` is not in: {error}");
+            }
+        }
+        let error = refused(model, &json!({"scoring_func": 1}));
+        assert!(error.contains("`scoring_func` is 1"), "{model}: {error}");
+    }
+    // The other one that exists.
+    assert!(refused("glm4-moe", &json!({"scoring_func": "softmax"})).contains("known with sigmoid"));
+    assert!(refused("mixtral", &json!({"scoring_func": "sigmoid"})).contains("known with softmax"));
+
+    let mut file = gguf();
+    file.set("qwen3moe.expert_gating_func", u32_value(2));
+    let folder = TempFolder::new();
+    let error = open(&folder.write("m.gguf", file.bytes())).unwrap_err().to_string();
+    for word in ["qwen3moe.expert_gating_func` is 2", "1 (softmax)", "m.gguf"] {
+        assert!(error.contains(word), "`{word}` is not in: {error}");
+    }
+    for known in [0, 1, 3] {
+        file.set("qwen3moe.expert_gating_func", u32_value(known));
+        open(&folder.write("m.gguf", file.bytes())).expect("what the family has");
+    }
+}
+
+/// Their bytes are counted with a limit: the sum of all is no number of 64 bits.
+#[test]
+fn dummy_experts_of_any_size_are_counted_without_overflow() {
+    let from = fixtures().join("models/qwen3-moe");
+    let folder = TempFolder::new();
+    let mut config: Value = serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    for (field, value) in [
+        ("hidden_size", 1 << 20),
+        ("moe_intermediate_size", 1 << 20),
+        ("num_experts", 2048),
+    ] {
+        config[field] = value.into();
+    }
+    (config["num_hidden_layers"], config["num_experts_per_tok"]) = (2048.into(), 1.into());
+    folder.write("config.json", config.to_string());
+    let opened = ModelFiles::open(folder.path(), LoadFormat::Dummy, DummyWeights::default());
+    assert_eq!(opened.expect("a description").weight_bytes, u64::MAX);
 }

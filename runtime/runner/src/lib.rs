@@ -21,6 +21,7 @@ mod parallel;
 mod plan;
 mod preparer;
 mod ranks;
+mod read_ahead;
 mod read_back;
 mod recording;
 mod result;

@@ -23,6 +23,7 @@ use crate::memory::{ResultRing, RowState, StepState};
 use crate::parallel::{check_experts, experts_note, group_id, join, on_every_rank, plan_ranks};
 use crate::plan::{MIN_LOGITS_ROWS, Plan};
 use crate::preparer::Preparer;
+use crate::read_ahead::ReadAhead;
 use crate::recording::Recordings;
 use crate::runner::Runner;
 use crate::scratch::{SCRATCH_ROWS, Scratch, first_row};
@@ -244,7 +245,11 @@ fn load_rank(
             total_bytes,
         });
     };
-    let mut loader = WeightLoader::new(&*device, &*queue, &mut shown);
+    shown(0);
+    let ahead = ReadAhead::of(&files.weights, [&forward, &head]);
+    // The other ranks read the same files at the same time.
+    let ahead = (plan.options.shard.rank == 0).then_some(&ahead);
+    let mut loader = WeightLoader::new(&*device, &*queue, &mut shown, ahead);
     let role = |role| match (&lora, role) {
         (Some((_, slots)), TensorRole::LoraA { .. } | TensorRole::LoraB { .. } | TensorRole::LoraScales) => {
             slots.place(role)
@@ -261,8 +266,11 @@ fn load_rank(
         compile(&*device, program, weights, &places(slots), preparer)
     };
     let ops = StepOps::prepare(&plan, &ring, &mut preparer)?;
-    let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
-    let head = compile_one(&head, &head_slots, &mut preparer)?;
+    let (forward, head) = std::thread::scope(|scope| {
+        let _reading = ahead.map(|ahead| ahead.start(scope));
+        let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
+        Ok::<_, RunnerError>((forward, compile_one(&head, &head_slots, &mut preparer)?))
+    })?;
     let lora_forward = match (&lora, &forward) {
         (Some((program, _)), Some(forward)) => {
             let weights = WeightSource::Shared(forward);

@@ -2,6 +2,7 @@
 //! every value of it. Asks the platform, and says what became of formats that it refuses.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use halyard_models::program::ProgramOptions;
 use halyard_models::weights::{Linear as LinearOf, Part};
@@ -23,6 +24,8 @@ enum Reader {
 /// What was settled for a format in an op.
 struct Settled {
     reader: Reader,
+    /// The first weight that it was settled for.
+    role: Role,
     stored: WeightFormat,
     taken: WeightFormat,
     /// Every format that was refused, with the platform's reason.
@@ -35,6 +38,8 @@ pub(crate) struct WeightFormats<'a> {
     files: &'a ModelFiles,
     options: &'a ProgramOptions,
     settled: RefCell<Vec<Settled>>,
+    /// Quantised matrices that no canonical form holds.
+    expanded: RefCell<BTreeSet<Role>>,
 }
 
 impl<'a> WeightFormats<'a> {
@@ -43,7 +48,8 @@ impl<'a> WeightFormats<'a> {
             device,
             files,
             options,
-            settled: RefCell::new(Vec::new()),
+            settled: RefCell::default(),
+            expanded: RefCell::default(),
         }
     }
 
@@ -52,6 +58,9 @@ impl<'a> WeightFormats<'a> {
     pub(crate) fn of(&self, role: Role) -> Result<WeightFormat> {
         let stored = self.files.weights.format(role)?;
         if stored.is_plain() {
+            if self.files.weights.is_expanded(role)? {
+                self.expanded.borrow_mut().insert(role);
+            }
             return Ok(stored);
         }
         let reader = match role {
@@ -77,6 +86,7 @@ impl<'a> WeightFormats<'a> {
         }
         settled.push(Settled {
             reader,
+            role,
             stored,
             taken,
             refused,
@@ -143,16 +153,49 @@ impl<'a> WeightFormats<'a> {
             let is_refused = settled.refused.len() == candidates(settled.stored).len();
             if is_refused {
                 let forms = settled.refused.join("; ");
-                missing.push(format!("weights of {} in no form: {forms}", settled.stored.name()));
+                missing.push(format!(
+                    "weights of {} in no form: {forms}; {}",
+                    settled.stored.name(),
+                    self.taken_instead(settled)
+                ));
             }
         }
         RunnerError::MissingOps { missing }
     }
 
-    /// For the log: formats that were replaced.
+    /// The formats that the platform takes in the op that refuses a weight in every form.
+    fn taken_instead(&self, settled: &Settled) -> String {
+        let takes = |format: &WeightFormat| {
+            let spec = self.spec(settled.reader, settled.role, *format);
+            self.device.ops().support(&spec).is_ok()
+        };
+        let taken: Vec<&str> = WeightFormat::ALL
+            .into_iter()
+            .filter(takes)
+            .map(WeightFormat::name)
+            .collect();
+        match taken.is_empty() {
+            true => "it takes such weights in no format at all: use another platform".to_owned(),
+            false => format!(
+                "it takes {}: use a checkpoint in one of these, or another platform",
+                taken.join(", ")
+            ),
+        }
+    }
+
+    /// For the log: formats that were replaced, and matrices that were expanded.
     pub(crate) fn notes(&self) -> Vec<String> {
         let settled = self.settled.borrow();
         let replaced = settled.iter().filter(|settled| settled.taken != settled.stored);
+        let expanded = self.expanded.borrow();
+        let expanded = expanded.first().map(|&first| {
+            format!(
+                "{} quantised matrices ({} and others) are handed out as F32, which takes 4 bytes a value: their \
+                 groups are in no order (act-order), not along rows, or of no multiple of 16 columns",
+                expanded.len(),
+                self.files.weights.file_name(first)
+            )
+        });
         replaced
             .map(|settled| {
                 format!(
@@ -163,6 +206,7 @@ impl<'a> WeightFormats<'a> {
                     settled.refused.join("; ")
                 )
             })
+            .chain(expanded)
             .collect()
     }
 }

@@ -9,6 +9,7 @@ use super::layer::{DenseMlp, LayerDescription, MlpDescription};
 use super::limits::{self, bad, in_range};
 use super::rope::RopeDescription;
 use crate::error::Result;
+use crate::weights::Input;
 
 /// Where a layer's norms stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +122,8 @@ pub struct ModelDescription {
     /// One entry a layer where keys and values are held divided by scales (`Weights::use_kv_scales`); empty: as they
     /// are.
     pub kv_scales: Vec<KvScale>,
+    /// Layers and inputs that are put in another order before their readers multiply them (`Weights::sort_columns`).
+    pub sorted: Vec<(usize, Input)>,
 }
 
 /// What a layer's keys and values are divided by before they are rounded to 8 bits.

@@ -162,6 +162,7 @@ impl<'a> GgufConfig<'a> {
             eos_token_ids: self.eos_token_ids()?,
             checkpoint_dtype: None,
             kv_scales: Vec::new(),
+            sorted: Vec::new(),
         })
     }
 

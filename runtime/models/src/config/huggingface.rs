@@ -119,6 +119,7 @@ pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<Model
         eos_token_ids: config.token_ids("eos_token_id")?.unwrap_or_default(),
         checkpoint_dtype: checkpoint_dtype(config)?,
         kv_scales: Vec::new(),
+        sorted: Vec::new(),
     })
 }
 

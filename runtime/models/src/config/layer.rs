@@ -223,14 +223,28 @@ impl ExpertsMlp {
             return Err(bad(path, "n_group", groups.num_groups, limit));
         }
         let each = self.num_experts / groups.num_groups;
-        in_range(path, "topk_group", groups.top_groups, groups.num_groups)?;
-        in_range(
-            path,
-            "num_experts_per_tok of topk_group groups",
-            self.top_k,
-            groups.top_groups * each,
-        )?;
-        in_range(path, "experts that say how good a group is", groups.best, each)
+        if groups.best > each {
+            let limit = format!(
+                "at most {}, as a group is judged by its {} best of {} experts in all",
+                self.num_experts / groups.best,
+                groups.best,
+                self.num_experts
+            );
+            return Err(bad(path, "n_group", groups.num_groups, limit));
+        }
+        if groups.top_groups == 0 || groups.top_groups > groups.num_groups {
+            let limit = format!("from 1 to n_group, {}", groups.num_groups);
+            return Err(bad(path, "topk_group", groups.top_groups, limit));
+        }
+        if self.top_k > groups.top_groups * each {
+            let limit = format!(
+                "from 1 to {}, as a token takes experts from topk_group, {}, of the groups of {each} experts",
+                groups.top_groups * each,
+                groups.top_groups
+            );
+            return Err(bad(path, "num_experts_per_tok", self.top_k, limit));
+        }
+        Ok(())
     }
 }
 
@@ -369,7 +383,10 @@ impl MlpDescription {
         };
         in_range(path, "moe_intermediate_size", experts.intermediate_size, limits::WIDTH)?;
         in_range(path, "num_experts", experts.num_experts, limits::EXPERTS)?;
-        in_range(path, "num_experts_per_tok", experts.top_k, experts.num_experts)?;
+        if experts.top_k == 0 || experts.top_k > experts.num_experts {
+            let limit = format!("from 1 to {}, the number of experts", experts.num_experts);
+            return Err(bad(path, "num_experts_per_tok", experts.top_k, limit));
+        }
         experts.check_groups(path)?;
         if experts.activation == Activation::ReluSquared {
             return Err(bad(

@@ -20,5 +20,5 @@ pub use layer::{
     MlpDescription, QkNorm, SharedExpert,
 };
 pub(crate) use limits::bad;
-pub(crate) use quantization::{Method, Quantization, Scheme};
+pub(crate) use quantization::{Method, Quantization, Scheme, hqq_bits};
 pub use rope::{LongScaling, PositionScale, RopeDescription, RopeScaling, YarnScaling};

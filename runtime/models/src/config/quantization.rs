@@ -8,7 +8,7 @@ use super::fields::JsonFields;
 use crate::error::Result;
 
 const OTHERWISE: &str = "read are AWQ (gemm), GPTQ, AutoRound in their packings, compressed-tensors, FP8 (E4M3) with a \
-     scale a tensor, channel or block, ModelOpt FP8 and NVFP4, bitsandbytes and MXFP4: use such a checkpoint, the \
+     scale a tensor, channel or block, ModelOpt FP8 and NVFP4, bitsandbytes, HQQ and MXFP4: use such a checkpoint, the \
      unquantised model (with --quantization fp8, where it should become smaller), or a GGUF file";
 
 /// What a method's tensors are called and how they are packed.
@@ -31,6 +31,8 @@ pub(crate) enum Method {
     ModelOpt,
     /// bitsandbytes' 4 and 8 bits.
     BitsAndBytes,
+    /// HQQ's.
+    Hqq,
 }
 
 /// Bits of a weight's codes, and how many columns share a scale.
@@ -73,6 +75,7 @@ impl Quantization {
             Some("auto-round") => auto_round(&fields),
             Some("modelopt" | "modelopt_fp4") => Quantization::model_optimizer(&fields),
             Some("bitsandbytes") => bits_and_bytes(&fields),
+            Some("hqq") => hqq(&fields),
             // What the library wrote before it named its method.
             None if fields.bool("load_in_4bit")? == Some(true) => bits_and_bytes(&fields),
             method => Err(fields.unsupported("quant_method", method.unwrap_or("an unnamed method"), OTHERWISE)),
@@ -264,6 +267,52 @@ fn bits_and_bytes(fields: &JsonFields) -> Result<Quantization> {
     only(fields, "bnb_4bit_quant_type", &["nf4", "fp4"])?;
     only(fields, "bnb_4bit_quant_storage", &["uint8"])?;
     Ok(Quantization::of(Method::BitsAndBytes))
+}
+
+/// HQQ: `quant_config` has the parameters of all matrices, or those of each kind of matrix by its name. A matrix has
+/// its own beside it.
+fn hqq(fields: &JsonFields) -> Result<Quantization> {
+    let mut read = Quantization::of(Method::Hqq);
+    let Some(config) = fields.object("quant_config")? else {
+        return Ok(read);
+    };
+    let mut add = |config: &JsonFields| {
+        let Some(params) = config.object("weight_quant_params")? else {
+            return Ok(());
+        };
+        let bits = params.required_float("nbits")?;
+        let Some(bits) = hqq_bits(bits) else {
+            let value = format!("{bits}; 8, 6, 5, 4, 3, 2, 1.58 and 1 are read");
+            return Err(params.unsupported("nbits", value, OTHERWISE));
+        };
+        let group = group_size(&params, "group_size")?;
+        read.schemes.push(Scheme { bits, group });
+        Ok(())
+    };
+    if config.value("weight_quant_params").is_some() {
+        add(&config)?;
+    } else {
+        for kind in config.keys() {
+            if let Some(own) = config.object(kind)? {
+                add(&own)?;
+            }
+        }
+    }
+    Ok(read)
+}
+
+/// The bits that HQQ's library packs codes of `nbits` in; `None` where it has no such codes.
+pub(crate) fn hqq_bits(nbits: f64) -> Option<usize> {
+    // As f64, and as what f32 makes of 1.58.
+    let is_ternary = (nbits - 1.58).abs() < 1e-6;
+    match nbits {
+        8.0 | 6.0 | 5.0 => Some(8),
+        4.0 => Some(4),
+        3.0 => Some(3),
+        2.0 => Some(2),
+        1.0 => Some(1),
+        _ => is_ternary.then_some(2),
+    }
 }
 
 const GPTQ_BITS: [usize; 4] = [2, 3, 4, 8];

@@ -42,7 +42,7 @@ pub(super) fn describe(config: &GgufConfig) -> Result<ModelDescription> {
         2 => Scoring::Sigmoid,
         other => {
             let limit = "1 (softmax) or 2 (sigmoid)".to_owned();
-            return Err(bad(config.file.path(), "expert_gating_func", other, limit));
+            return Err(bad(config.file.path(), "deepseek2.expert_gating_func", other, limit));
         }
     };
     let num_groups = config.unsigned("expert_group_count")?.unwrap_or(1);

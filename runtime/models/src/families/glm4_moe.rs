@@ -3,9 +3,10 @@
 
 use halyard_platform_api::ops::Scoring;
 
+use super::deepseek_hf::shared_expert;
 use super::{Family, names, qwen3_moe};
 use crate::config::huggingface::{Defaults, describe};
-use crate::config::{ExpertGroups, ExpertsMlp, JsonFields, MlpDescription, ModelDescription, QkNorm, SharedExpert};
+use crate::config::{ExpertGroups, ExpertsMlp, JsonFields, MlpDescription, ModelDescription, QkNorm};
 use crate::error::Result;
 use crate::weights::MlpLinear::{Down, Gate, Up};
 use crate::weights::{Linear, NameTables, NameTemplate, Part, Role};
@@ -66,10 +67,7 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
         scoring: Scoring::Sigmoid,
         norm_topk: config.bool("norm_topk_prob")?.unwrap_or(true),
         factor: config.float("routed_scaling_factor")?.unwrap_or(1.0) as f32,
-        shared: (shared > 0).then_some(SharedExpert {
-            intermediate_size: width * shared,
-            is_weighted: false,
-        }),
+        shared: shared_expert(shared, width),
         groups: groups(config)?,
         choice_bias: true,
         ..ExpertsMlp::softmax(

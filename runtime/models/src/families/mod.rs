@@ -31,6 +31,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod router;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -115,6 +116,7 @@ impl Family {
             other => other,
         })?;
         let description = (family.describe_hf)(config)?.check(config.path())?;
+        router::check_config(config, &description)?;
         Ok((family, description))
     }
 
@@ -126,6 +128,7 @@ impl Family {
         let config = GgufConfig::new(file)?;
         let family = lookup(file.path(), config.arch, |family| family.gguf_architectures)?;
         let description = (family.describe_gguf)(&config)?.check(file.path())?;
+        router::check_file(&config, &description)?;
         Ok((family, description))
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::config::{ModelDescription, NormKind};
 use crate::error::Result;
-use crate::weights::{Norm, Part, Role};
+use crate::weights::{Linear as LinearOf, Norm, Part, Role};
 
 /// Storage numbers from here up belong to tensors that are no activations; an activation's is its slot.
 const FIRST_OTHER_STORAGE: u32 = 1 << 16;
@@ -29,6 +29,8 @@ pub(super) struct Builder<'a> {
     built: ModelProgram,
     /// What adapters' A make of a linear's input, for their B.
     lowered: Option<Columns>,
+    /// An input in the order of its readers' columns.
+    pub(super) ordered: Option<Columns>,
 }
 
 /// Columns of an activation slot.
@@ -72,6 +74,7 @@ impl<'a> Builder<'a> {
             format_of,
             built,
             lowered: None,
+            ordered: None,
         })
     }
 
@@ -369,6 +372,10 @@ impl<'a> Builder<'a> {
 
     /// out = input · Wᵀ for each part, neighbouring parts of one format merged into one matrix.
     pub(super) fn project(&mut self, projection: &Projection) -> Result<()> {
+        let in_order = Projection {
+            input: self.in_order(projection)?,
+            ..*projection
+        };
         let mut column = projection.out.column;
         let mut rest = projection.parts;
         while let Some(&(first, _)) = rest.first() {
@@ -378,11 +385,44 @@ impl<'a> Builder<'a> {
                 count += 1;
             }
             let (merged, others) = rest.split_at(count);
-            column += self.linear(projection, merged, column)?;
+            column += self.linear(&in_order, merged, column)?;
             rest = others;
         }
         self.adapt(projection);
         Ok(())
+    }
+
+    /// A projection's input in the order of its matrices' columns.
+    fn in_order(&mut self, projection: &Projection) -> Result<u16> {
+        let (Some(slot), Some(&(Role::Layer(layer, Part::Weight(linear)), _))) =
+            (self.ordered, projection.parts.first())
+        else {
+            return Ok(projection.input);
+        };
+        let input = linear
+            .input()
+            .filter(|&input| self.model.sorted.contains(&(layer, input)));
+        let Some(input) = input else {
+            return Ok(projection.input);
+        };
+        let role = Role::weight(layer, LinearOf::Order(input));
+        let width = self.local.slice(self.model, role).columns;
+        let spec = Linear {
+            in_features: width,
+            out_features: width,
+            weight: self.format(role)?,
+            act: self.options.act,
+            out: self.options.act,
+            epilogue: Epilogue::None,
+            max_tokens: projection.max_rows,
+            // Values are moved, not rounded.
+            allow_quantized_act: false,
+        };
+        let weight = self.matrix(&[role])?;
+        let ordered = self.columns(Columns { width, ..slot });
+        let operands = vec![projection.input, weight, ABSENT, ABSENT, ordered];
+        self.push(OpSpec::Linear(spec), operands);
+        Ok(ordered)
     }
 
     /// The slot for the outputs of `lora_shrink`, where the program has adapters: as wide as three linears over one

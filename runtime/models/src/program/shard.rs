@@ -215,7 +215,7 @@ impl LocalSizes {
                 Linear::Shared(Gate | Up) => rows(rank * shared, shared),
                 Linear::O | Linear::Mlp(Down) | Linear::Expert(_, Down) | Linear::Shared(Down) => whole,
                 Linear::Router | Linear::SharedWeight => whole,
-                Linear::QueryLow | Linear::KeyRope | Linear::Latent => whole,
+                Linear::QueryLow | Linear::KeyRope | Linear::Latent | Linear::Order(_) => whole,
                 // Heads are divided; what all of them read stands on every rank.
                 Linear::QueryNope | Linear::QueryRope | Linear::KeyUp | Linear::ValueUp => {
                     let of_head = role.shape(model)[0] / model.layers[index].mixer.num_heads;

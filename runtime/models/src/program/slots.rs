@@ -5,6 +5,8 @@ use halyard_platform_api::DType;
 use super::Rows;
 use super::builder::{Builder, Columns};
 use crate::config::LayerDescription;
+use crate::weights::{Linear, Role};
+
 /// Activation memory that every layer uses again.
 pub(super) struct LayerSlots {
     /// Of latent attention: queries, what they are made of, keys and latents.
@@ -78,6 +80,9 @@ impl Builder<'_> {
     pub(super) fn feed_slots(&mut self, [hidden, attended]: [Columns; 2], rows: Rows, first_layer: usize) -> FeedSlots {
         let (model, act) = (self.model, self.options.act);
         let layers = &model.layers[first_layer..];
+        let sorted = model.sorted.iter().filter(|(layer, _)| *layer >= first_layer);
+        let sorted = sorted.map(|&(layer, input)| Role::weight(layer, Linear::Order(input)).shape(model)[0]);
+        self.ordered = sorted.max().map(|width| self.slot(width, act, rows));
         let local = self.local.layers[first_layer..].iter();
         let widths = local
             .zip(layers)

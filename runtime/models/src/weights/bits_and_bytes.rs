@@ -110,10 +110,13 @@ pub(super) fn four_bits<'w>(finder: &Finder<'w, '_>, weight: &SafetensorsTensor)
             rows: (block / columns).max(1),
             row_stride: columns.div_ceil(block),
             group_stride: 1,
+            period: usize::MAX,
             global: Global::None,
         },
         zeros: Zeros::All(0.0),
         group_of: None,
+        order: None,
+        row_order: None,
     })
 }
 
@@ -131,5 +134,7 @@ pub(super) fn eight_bits<'w>(finder: &Finder<'w, '_>, weight: &SafetensorsTensor
         },
         zeros: Zeros::All(0.0),
         group_of: None,
+        order: None,
+        row_order: None,
     })
 }

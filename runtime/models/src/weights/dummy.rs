@@ -15,6 +15,9 @@ use crate::split_mix::SplitMix64;
 /// Half width of the interval of matrices and biases: a standard deviation of 0.02, the usual initialisation.
 const HALF_WIDTH: f32 = 0.034_641_016;
 
+/// Values that are worth a thread; a multiple of 4.
+const LEAST_OF_THREAD: usize = 1 << 18;
+
 /// How dummy matrices are stored. Norms and biases are f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DummyFormat {
@@ -48,13 +51,36 @@ impl DummyValues {
     /// Half width of the interval.
     pub const SCALE: f32 = HALF_WIDTH;
 
-    /// Value `index`: the upper 24 bits of word `index` mod 4 of Philox4x32-10 with counter `index` / 4, scaled to the
-    /// interval.
-    fn at(self, index: u64) -> f32 {
-        let counter = [(index / 4) as u32, ((index / 4) >> 32) as u32, 0, 0];
-        let words = philox4x32(counter, [self.seed_low, self.seed_high]);
-        let upper = (words[(index % 4) as usize] >> 8) as f32;
-        (upper / (1 << 23) as f32 - 1.0) * HALF_WIDTH
+    /// All values of a matrix, `put` into their bytes; by several threads where there are many. Value `index` is the
+    /// upper 24 bits of word `index` mod 4 of Philox4x32-10 with counter `index` / 4, scaled to the interval.
+    fn put_all<const BYTES: usize>(self, bytes: &mut [u8], put: impl Fn(f32) -> [u8; BYTES] + Sync) {
+        let fill = |first: usize, bytes: &mut [u8]| {
+            for (i, piece) in bytes.chunks_mut(4 * COUNTERS * BYTES).enumerate() {
+                let words = philox4x32(
+                    counters((first / 4 + i * COUNTERS) as u64),
+                    [self.seed_low, self.seed_high],
+                );
+                for (out, word) in piece.chunks_exact_mut(BYTES).zip(words.iter().flatten()) {
+                    let value = ((word >> 8) as f32 / (1 << 23) as f32 - 1.0) * HALF_WIDTH;
+                    out.copy_from_slice(&put(value));
+                }
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let of_thread = (bytes.len() / BYTES)
+            .div_ceil(threads)
+            .next_multiple_of(4)
+            .max(LEAST_OF_THREAD);
+        std::thread::scope(|scope| {
+            let mut parts = bytes.chunks_mut(of_thread * BYTES).enumerate();
+            let here = parts.next();
+            for (i, part) in parts {
+                scope.spawn(move || fill(i * of_thread, part));
+            }
+            if let Some((_, part)) = here {
+                fill(0, part);
+            }
+        });
     }
 }
 
@@ -86,23 +112,15 @@ impl DummyWeights {
     ) -> WeightTensor<'static> {
         let num_values: usize = shape.iter().product();
         let values = self.values(role);
-        let value = |i: usize| {
-            if role.is_norm() {
-                1.0 - model.norm.weight_offset
-            } else {
-                values.at(i as u64)
-            }
-        };
         let format = self.format_of(role);
         let mut bytes = vec![0; num_values * format.block_bytes()];
-        if format == WeightFormat::BF16 {
-            for (i, out) in bytes.chunks_exact_mut(2).enumerate() {
-                out.copy_from_slice(&bf16::from_f32(value(i)).to_le_bytes());
-            }
+        if role.is_norm() {
+            let value = (1.0 - model.norm.weight_offset).to_le_bytes();
+            bytes.chunks_exact_mut(4).for_each(|out| out.copy_from_slice(&value));
+        } else if format == WeightFormat::BF16 {
+            values.put_all(&mut bytes, |value| bf16::from_f32(value).to_le_bytes());
         } else {
-            for (i, out) in bytes.chunks_exact_mut(4).enumerate() {
-                out.copy_from_slice(&value(i).to_le_bytes());
-            }
+            values.put_all(&mut bytes, f32::to_le_bytes);
         }
         WeightTensor {
             name,
@@ -186,6 +204,8 @@ fn part_number(part: Part) -> u64 {
         }
         Part::Norm(Norm::QueryLow) => 58,
         Part::Norm(Norm::Latent) => 59,
+        // Dummy weights are in order.
+        Part::Weight(Linear::Order(_)) | Part::Bias(Linear::Order(_)) => 100,
     };
     let member = match part {
         Part::Weight(Linear::Expert(index, _)) | Part::Bias(Linear::Expert(index, _)) => u64::from(index) + 1,
@@ -209,33 +229,69 @@ fn of_latent(linear: Linear) -> u64 {
     all.iter().position(|of| *of == linear).unwrap_or(all.len()) as u64
 }
 
-/// The four words of `counter` under `key`: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers:
-/// as easy as 1, 2, 3").
-fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+/// Counters whose words are made together: compilers turn them into vectors.
+const COUNTERS: usize = 16;
+
+/// Counters `first` and those behind it, word by word.
+fn counters(first: u64) -> [[u32; COUNTERS]; 4] {
+    let counter = |i: usize| first + i as u64;
+    let low = std::array::from_fn(|i| counter(i) as u32);
+    let high = std::array::from_fn(|i| (counter(i) >> 32) as u32);
+    [low, high, [0; COUNTERS], [0; COUNTERS]]
+}
+
+/// The four words of each counter under `key`: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random
+/// numbers: as easy as 1, 2, 3").
+fn philox4x32(mut words: [[u32; COUNTERS]; 4], mut key: [u32; 2]) -> [[u32; 4]; COUNTERS] {
     for _ in 0..10 {
-        let even = u64::from(counter[0]) * 0xD251_1F53;
-        let odd = u64::from(counter[2]) * 0xCD9E_8D57;
-        counter = [
-            (odd >> 32) as u32 ^ counter[1] ^ key[0],
-            odd as u32,
-            (even >> 32) as u32 ^ counter[3] ^ key[1],
-            even as u32,
-        ];
+        let [first, second, third, fourth] = &mut words;
+        for (((a, b), c), d) in first.iter_mut().zip(second).zip(third).zip(fourth) {
+            let (even, odd) = (u64::from(*a) * 0xD251_1F53, u64::from(*c) * 0xCD9E_8D57);
+            (*a, *b) = ((odd >> 32) as u32 ^ *b ^ key[0], odd as u32);
+            (*c, *d) = ((even >> 32) as u32 ^ *d ^ key[1], even as u32);
+        }
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
-    counter
+    std::array::from_fn(|i| words.map(|word| word[i]))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::philox4x32;
+    use super::*;
 
     #[test]
     fn philox_gives_the_known_answers_of_random123() {
         // kat_vectors of Random123 1.09, philox4x32 10.
         let zero = [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8];
-        assert_eq!(philox4x32([0; 4], [0; 2]), zero);
+        assert_eq!(philox4x32(counters(0), [0; 2])[0], zero);
         let ones = [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd];
-        assert_eq!(philox4x32([u32::MAX; 4], [u32::MAX; 2]), ones);
+        let all_ones = philox4x32([[u32::MAX; COUNTERS]; 4], [u32::MAX; 2]);
+        assert_eq!(all_ones, [ones; COUNTERS]);
+        // Neighbours are those of other batches.
+        let of = |first: u64| philox4x32(counters(first), [0x0123_4567, 0x89ab_cdef]);
+        let first = u64::from(u32::MAX) - 3;
+        assert_eq!(of(first)[7..], of(first + 7)[..COUNTERS - 7]);
+    }
+
+    #[test]
+    fn threads_do_not_change_values() {
+        let values = DummyValues {
+            seed_low: 1,
+            seed_high: 2,
+        };
+        let mut bytes = vec![0; 2 * (3 * LEAST_OF_THREAD + 68)];
+        values.put_all(&mut bytes, |value| bf16::from_f32(value).to_le_bytes());
+        for index in [
+            0,
+            5,
+            LEAST_OF_THREAD - 1,
+            LEAST_OF_THREAD,
+            2 * LEAST_OF_THREAD + 7,
+            3 * LEAST_OF_THREAD + 67,
+        ] {
+            let word = philox4x32(counters(index as u64 / 4), [1, 2])[0][index % 4];
+            let value = ((word >> 8) as f32 / (1 << 23) as f32 - 1.0) * HALF_WIDTH;
+            assert_eq!(bytes[2 * index..][..2], bf16::from_f32(value).to_le_bytes(), "{index}");
+        }
     }
 }

@@ -38,6 +38,7 @@ impl<'w> Finder<'w, '_> {
             rows: 1,
             row_stride,
             group_stride,
+            period: usize::MAX,
             global: Global::None,
         })
     }

@@ -1,6 +1,8 @@
 //! A matrix of codes whose groups of columns share a scale, and a zero point where the method has one: what AWQ, GPTQ,
 //! compressed-tensors, bitsandbytes, ModelOpt and FP8 blocks have in common. Makes rows of canonical formats of it.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 use halyard_platform_api::weight_format::{E2M1, FP4, NF4, e8m0_to_f32, put_group};
 use halyard_platform_api::{WeightFormat, e4m3};
@@ -74,7 +76,8 @@ impl Numbers<'_> {
     }
 }
 
-/// Scales of a matrix: that of (row, group) is number row / rows · row_stride + group · group_stride.
+/// Scales of a matrix: that of (row, group) is number row / rows · row_stride + group · group_stride, where numbers
+/// begin again after `period` of them.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Scales<'w> {
     pub numbers: Numbers<'w>,
@@ -82,6 +85,7 @@ pub(super) struct Scales<'w> {
     pub rows: usize,
     pub row_stride: usize,
     pub group_stride: usize,
+    pub period: usize,
     /// One more scale, of the whole matrix.
     pub global: Global,
 }
@@ -96,9 +100,8 @@ pub(super) enum Global {
 
 impl Scales<'_> {
     fn at(&self, row: usize, group: usize) -> f32 {
-        let scale = self
-            .numbers
-            .at(row / self.rows * self.row_stride + group * self.group_stride);
+        let place = row / self.rows * self.row_stride + group * self.group_stride;
+        let scale = self.numbers.at(place % self.period);
         match self.global {
             Global::None => scale,
             Global::Times(global) => scale * global,
@@ -121,12 +124,15 @@ pub(super) enum Zeros<'w> {
     },
     /// Signed bytes: of (row, group) number row · row_stride + group.
     Signed { bytes: &'w [u8], row_stride: usize },
+    /// Numbers that need not be whole, one beside each scale.
+    Real(Scales<'w>),
 }
 
 impl Zeros<'_> {
     fn at(&self, row: usize, group: usize) -> f32 {
         match *self {
             Zeros::All(zero) => zero,
+            Zeros::Real(ref zeros) => zeros.at(row, group),
             Zeros::Packed { words, by_group, add } => {
                 let (stream, index) = if by_group { (group, row) } else { (row, group) };
                 (i32::from(words.at(stream, index)) + add) as f32
@@ -147,22 +153,53 @@ pub(super) struct Grouped<'w> {
     pub zeros: Zeros<'w>,
     /// The group of each column where they are not in order (act-order).
     pub group_of: Option<Vec<u32>>,
+    /// The columns in the order in which they are handed out.
+    pub order: Option<Arc<[u32]>>,
+    /// The same of rows.
+    pub row_order: Option<Arc<[u32]>>,
 }
 
 impl Grouped<'_> {
-    /// The format in which rows of `columns` values are handed out; `None` where none holds such groups. Groups out of
-    /// order have no canonical form, nor have 8-bit floats in rows that end inside of 32 columns: their rows are f32
-    /// values.
-    pub(super) fn format(&self, columns: usize) -> Option<WeightFormat> {
-        if self.group_of.is_some() {
-            return Some(WeightFormat::F32);
-        }
+    /// The format in which rows of `columns` values are handed out. Groups out of order have no canonical form, nor
+    /// have those that no canonical group divides: their rows are f32 values.
+    pub(super) fn format(&self, columns: usize) -> WeightFormat {
+        let found = self.canonical(columns).filter(|_| self.group_of.is_none());
+        found.unwrap_or(WeightFormat::F32)
+    }
+
+    /// The largest canonical groups that divide the groups and rows of `columns` values.
+    fn canonical(&self, columns: usize) -> Option<WeightFormat> {
         let fits = |format: &&WeightFormat| {
             let group = format.layout().group;
             self.group.is_multiple_of(group) && columns.is_multiple_of(group)
         };
-        let found = self.elements.formats().iter().find(fits).copied();
-        found.or((self.elements == Elements::E4m3).then_some(WeightFormat::F32))
+        self.elements.formats().iter().find(fits).copied()
+    }
+
+    /// The order of columns that sorts them by group. `None`: they are in order, groups have other numbers of columns,
+    /// or sorted ones have no canonical form.
+    pub(super) fn order(&self) -> Option<Vec<u32>> {
+        let group_of = self.group_of.as_ref()?;
+        let of = |column: u32| group_of[column as usize] as usize;
+        let mut order: Vec<u32> = (0..group_of.len() as u32).collect();
+        order.sort_by_key(|&column| of(column));
+        let is_even = order
+            .iter()
+            .enumerate()
+            .all(|(at, &column)| of(column) == at / self.group);
+        let has_form = self.canonical(order.len()).is_some();
+        (is_even && has_form).then_some(order)
+    }
+
+    /// Hands columns out in an order that [`Grouped::order`] gave.
+    pub(super) fn sort(&mut self, order: Arc<[u32]>) {
+        self.group_of = None;
+        self.order = Some(order);
+    }
+
+    /// The row that is handed out in a row's place.
+    pub(super) fn row(&self, row: usize) -> usize {
+        self.row_order.as_ref().map_or(row, |order| order[row] as usize)
     }
 
     /// Whether rows can be handed out in a format.
@@ -173,17 +210,24 @@ impl Grouped<'_> {
                 && self.group.is_multiple_of(format.layout().group)
     }
 
-    /// The first scale that is no finite number: its place.
-    pub(super) fn bad_scale(&self) -> Option<(usize, f32)> {
-        let mut all = (0..self.scales.numbers.len()).map(|at| (at, self.scales.numbers.at(at)));
+    /// The first scale or zero point that is no finite number: which of them, its place, what it is.
+    pub(super) fn bad_number(&self) -> Option<(&'static str, usize, f32)> {
+        let first = |of: &'static str, numbers: &Numbers<'_>| {
+            let mut all = (0..numbers.len()).map(|at| (of, at, numbers.at(at)));
+            all.find(|(.., number)| !number.is_finite())
+        };
         let global = match self.scales.global {
             Global::None => 1.0,
             Global::Times(global) | Global::By(global) => global,
         };
-        match global.is_finite() && global != 0.0 {
-            true => all.find(|(_, scale)| !scale.is_finite()),
-            false => Some((0, global)),
+        if !global.is_finite() || global == 0.0 {
+            return Some(("scale", 0, global));
         }
+        let zeros = match &self.zeros {
+            Zeros::Real(zeros) => first("zero point", &zeros.numbers),
+            _ => None,
+        };
+        first("scale", &self.scales.numbers).or(zeros)
     }
 
     /// Appends rows in a format that [`Grouped::has_form`] allows, of each the columns from `columns`: stored rows
@@ -202,6 +246,13 @@ impl Grouped<'_> {
         // As canonical formats hold them.
         if self.elements == Elements::Byte {
             codes.iter_mut().for_each(|code| *code ^= 0x80);
+        }
+        if let Some(order) = &self.order {
+            let mut sorted = Vec::with_capacity(codes.len());
+            for codes in codes.chunks_exact(row_len.max(1)) {
+                sorted.extend(order.iter().map(|&column| codes[column as usize]));
+            }
+            codes = sorted;
         }
         let signed: Vec<i8> = codes.into_iter().map(|code| code as i8).collect();
         for (&row, codes) in rows.iter().zip(signed.chunks_exact(row_len.max(1))) {

@@ -6,12 +6,15 @@ mod bits_and_bytes;
 mod dummy;
 mod finder;
 mod grouped;
+mod hqq;
 pub(crate) mod kv_scales;
 mod names;
+mod order;
 mod packed;
 mod quantised;
 mod role;
 mod scales;
+mod sorting;
 mod tensor;
 
 use std::borrow::Cow;
@@ -24,7 +27,8 @@ pub use dummy::{DummyFormat, DummyValues, DummyWeights};
 use finder::Finder;
 pub(crate) use names::{NameTables, NameTemplate, PackedOrder, PackedTensor};
 use names::{StoredName, stored_names};
-pub use role::{Linear, MlpLinear, Norm, Part, Role};
+pub use role::{Input, Linear, MlpLinear, Norm, Part, Role};
+use sorting::{Fixed, Orders};
 pub use tensor::WeightTensor;
 use tensor::{Change, Coding, MXFP4_BLOCK, StoredRows};
 
@@ -50,6 +54,8 @@ pub struct Weights {
     source: Source,
     /// Plain matrices of layers are rounded to this as they are handed out.
     quantised: Option<Rounding>,
+    /// Columns of matrices are handed out in another order.
+    orders: Orders,
 }
 
 #[derive(Debug)]
@@ -94,6 +100,7 @@ impl Weights {
             description,
             source,
             quantised: None,
+            orders: Orders::default(),
         }
     }
 
@@ -108,6 +115,7 @@ impl Weights {
             description,
             source: Source::Gguf { file, names },
             quantised: None,
+            orders: Orders::default(),
         }
     }
 
@@ -118,6 +126,7 @@ impl Weights {
             description,
             source: Source::Dummy(dummy),
             quantised: None,
+            orders: Orders::default(),
         }
     }
 
@@ -179,6 +188,28 @@ impl Weights {
         Ok(Some(self.description.clone()))
     }
 
+    /// Hands out matrices in act-order with their columns sorted by group from here on, where all linears over an input
+    /// have one order and a canonical form then. The description says which inputs are put in order; `None`: none.
+    ///
+    /// `cuts_columns`: ranks divide the columns of some matrices, `has_adapters`: adapters read and add to the
+    /// products. Either leaves inputs alone whose order cannot be changed then.
+    ///
+    /// # Errors
+    /// As [`Weights::tensor`].
+    pub fn sort_columns(&mut self, cuts_columns: bool, has_adapters: bool) -> Result<Option<Arc<ModelDescription>>> {
+        let fixed = Fixed {
+            cuts_columns,
+            has_adapters,
+        };
+        let orders = Orders::find(&self.description, |role| self.tensor(role), fixed)?;
+        self.description = Arc::new(ModelDescription {
+            sorted: orders.moved(),
+            ..(*self.description).clone()
+        });
+        self.orders = orders;
+        Ok((!self.orders.is_empty()).then(|| self.description.clone()))
+    }
+
     /// The file that the weights come from; `None` for dummy weights.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
@@ -195,6 +226,9 @@ impl Weights {
     /// # Errors
     /// [`ModelError::MissingTensor`] with near names, [`ModelError::WrongShape`] or [`ModelError::UnsupportedFormat`].
     pub fn tensor(&self, role: Role) -> Result<WeightTensor<'_>> {
+        if let Some(matrix) = self.orders.matrix(role) {
+            return Ok(matrix);
+        }
         let role = self.stored_role(role);
         let stored = self.stored_name(role);
         let shape = role.shape(&self.description);
@@ -208,10 +242,18 @@ impl Weights {
         }
     }
 
+    /// The bytes of a weight where they lie in its mapped file, for reading them before they are used. `None`: in no
+    /// file, not as they are, or not to be had, which [`Weights::tensor`] explains.
+    #[must_use]
+    pub fn stored_bytes(&self, role: Role) -> Option<&[u8]> {
+        self.path()?;
+        self.tensor(role).ok()?.into_stored_bytes()
+    }
+
     /// A weight of this shape as it is stored.
     fn stored_tensor(&self, role: Role, stored: StoredName, expected: Vec<usize>) -> Result<WeightTensor<'_>> {
         if let Some(grouped) = self.grouped(&stored, &expected)? {
-            return Ok(self.coded(role, grouped));
+            return Ok(self.coded(role, self.orders.sorted(role, grouped)));
         }
         let StoredName { name, member, rows } = stored;
         let mut in_file = expected.clone();
@@ -333,6 +375,14 @@ impl Weights {
         Ok(self.coded(role, stored))
     }
 
+    /// Whether a quantised matrix is handed out as f32 values because no canonical format holds it.
+    ///
+    /// # Errors
+    /// As [`Weights::tensor`].
+    pub fn is_expanded(&self, role: Role) -> Result<bool> {
+        Ok(role.is_matrix() && self.format(role)? == WeightFormat::F32 && self.is_grouped(role)?)
+    }
+
     /// Whether a matrix is stored as codes and scales of its own.
     fn is_grouped(&self, role: Role) -> Result<bool> {
         Ok(match &self.source {
@@ -366,16 +416,7 @@ impl Weights {
         let Some(grouped) = finder.find()? else {
             return Ok(None);
         };
-        let Some(format) = grouped.format(columns) else {
-            return Err(ModelError::Unsupported {
-                path: files.path().to_path_buf(),
-                field: stored.name.clone(),
-                value: format!("rows of {columns} values whose scales are of {} columns", grouped.group),
-                remedy: "groups of a multiple of 16 columns are read (of 64 of NF4 and FP4), in rows of whole ones: \
-                         quantise the model with another group size"
-                    .to_owned(),
-            });
-        };
+        let format = grouped.format(columns);
         Ok(Some(WeightTensor {
             name: stored.name.clone(),
             bytes: Cow::Borrowed(&[]),
@@ -506,8 +547,8 @@ impl Weights {
     /// # Errors
     /// As [`Weights::tensor`], for the first weight that fails.
     pub fn check(&self) -> Result<u64> {
-        let mut total_bytes = 0;
-        for role in Role::all(&self.description) {
+        let mut total_bytes = 0u64;
+        for role in Role::each(&self.description) {
             if self.stored_role(role) != role {
                 continue;
             }
@@ -518,7 +559,8 @@ impl Weights {
             );
             let format = self.format(role)?;
             self.check_scales(role)?;
-            total_bytes += (rows * format.row_bytes(row_len).unwrap_or(0)) as u64;
+            let bytes = rows.saturating_mul(format.row_bytes(row_len).unwrap_or(0)) as u64;
+            total_bytes = bytes.saturating_add(total_bytes);
             self.check_expert(role, format)?;
         }
         Ok(total_bytes)
@@ -533,11 +575,11 @@ impl Weights {
         let Coding::Grouped(grouped) = &tensor.coding else {
             return Ok(());
         };
-        match grouped.bad_scale() {
+        match grouped.bad_number() {
             None => Ok(()),
-            Some((at, value)) => Err(ModelError::BadField {
+            Some((of, at, value)) => Err(ModelError::BadField {
                 path: self.path().map(PathBuf::from).unwrap_or_default(),
-                field: format!("scale {at} of {}", tensor.name),
+                field: format!("{of} {at} of {}", tensor.name),
                 value: value.to_string(),
                 limit: "a finite number".to_owned(),
             }),

@@ -40,6 +40,45 @@ impl Words<'_> {
     }
 }
 
+/// The values of a matrix, row by row, in as many equal parts as a word has codes: word i has code i of each part, the
+/// first part's in the highest bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Parts<'w> {
+    pub bytes: &'w [u8],
+    pub bits: usize,
+    /// Codes of a word.
+    pub codes: usize,
+    /// 1 or 4.
+    pub word_bytes: usize,
+    /// Values of a part; the last one may be longer than what is left of the matrix.
+    pub num_words: usize,
+}
+
+impl Parts<'_> {
+    /// The codes from value `first` on.
+    fn put(&self, first: usize, codes: &mut [u8]) {
+        let mask = ((1u32 << self.bits) - 1) as u8;
+        let mut done = 0;
+        while done < codes.len() {
+            let (part, word) = ((first + done) / self.num_words, (first + done) % self.num_words);
+            let shift = (self.codes - 1 - part) * self.bits;
+            let run = (codes.len() - done).min(self.num_words - word);
+            let words = &self.bytes[word * self.word_bytes..][..run * self.word_bytes];
+            for (code, word) in codes[done..done + run]
+                .iter_mut()
+                .zip(words.chunks_exact(self.word_bytes))
+            {
+                let word = match *word {
+                    [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+                    _ => u32::from(word[0]),
+                };
+                *code = (word >> shift) as u8 & mask;
+            }
+            done += run;
+        }
+    }
+}
+
 /// A matrix of codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum PackedCodes<'w> {
@@ -49,6 +88,8 @@ pub(super) enum PackedCodes<'w> {
     ByColumn(Words<'w>),
     /// A byte a code, row by row.
     Bytes(&'w [u8]),
+    /// Codes of parts of the matrix in one word.
+    Parts(Parts<'w>),
     /// Two codes a byte, row by row.
     Nibbles {
         bytes: &'w [u8],
@@ -57,7 +98,16 @@ pub(super) enum PackedCodes<'w> {
     },
 }
 
-impl PackedCodes<'_> {
+impl<'w> PackedCodes<'w> {
+    /// All of them.
+    pub(super) fn bytes(&self) -> &'w [u8] {
+        match self {
+            PackedCodes::ByRow(words) | PackedCodes::ByColumn(words) => words.bytes,
+            PackedCodes::Parts(parts) => parts.bytes,
+            PackedCodes::Bytes(bytes) | PackedCodes::Nibbles { bytes, .. } => bytes,
+        }
+    }
+
     /// The codes of some rows of `columns` values, row by row.
     pub(super) fn rows(&self, rows: &[usize], columns: usize, out: &mut [u8]) {
         let targets = rows.iter().zip(out.chunks_exact_mut(columns.max(1)));
@@ -92,6 +142,11 @@ impl PackedCodes<'_> {
             PackedCodes::Bytes(bytes) => {
                 for (&row, codes) in targets {
                     codes.copy_from_slice(&bytes[row * columns..][..columns]);
+                }
+            }
+            PackedCodes::Parts(parts) => {
+                for (&row, codes) in targets {
+                    parts.put(row * columns, codes);
                 }
             }
             PackedCodes::Nibbles { bytes, high_first } => {

@@ -4,13 +4,14 @@
 use super::bits_and_bytes;
 use super::finder::Finder;
 use super::grouped::{Elements, Global, Grouped, Numbers, Scales, Zeros};
+use super::hqq;
 use super::packed::{PackedCodes, Words};
-use crate::config::{Method, Scheme};
+use crate::config::Method;
 use crate::error::{ModelError, Result};
 use crate::safetensors::{SafetensorsFiles, SafetensorsTensor};
 
 /// What the codes of `x.weight` may be called in its place: `x.` and one of these.
-const CODE_NAMES: [&str; 2] = ["qweight", "weight_packed"];
+const CODE_NAMES: [&str; 3] = ["qweight", "weight_packed", "W_q"];
 
 /// Whether the files have a tensor, or the codes of a quantised one with this name.
 pub(super) fn is_there(files: &SafetensorsFiles, name: &str) -> bool {
@@ -42,6 +43,13 @@ impl<'w> Finder<'w, '_> {
         }
         if tensor("weight_packed").is_some() {
             return self.compressed(stem).map(Some);
+        }
+        if tensor("W_q").is_some() {
+            return match self.quantization.method {
+                // Files that the library saves itself have no quantization_config.
+                Method::Hqq | Method::None => hqq::find(self, stem).map(Some),
+                _ => Err(self.unexpected(&format!("{stem}W_q"), "HQQ's packing")),
+            };
         }
         let Some(weight) = self.files.tensor(self.name) else {
             return Ok(None);
@@ -88,6 +96,8 @@ impl<'w> Finder<'w, '_> {
             scales,
             zeros,
             group_of: None,
+            order: None,
+            row_order: None,
         })
     }
 
@@ -120,6 +130,8 @@ impl<'w> Finder<'w, '_> {
                 add: i32::from(self.quantization.zeros_less_one),
             },
             group_of: self.group_of(&format!("{stem}g_idx"), group, num_groups)?,
+            order: None,
+            row_order: None,
         })
     }
 
@@ -167,6 +179,8 @@ impl<'w> Finder<'w, '_> {
             scales,
             zeros,
             group_of: self.group_of(&format!("{stem}weight_g_idx"), group, num_groups)?,
+            order: None,
+            row_order: None,
         })
     }
 
@@ -219,10 +233,13 @@ impl<'w> Finder<'w, '_> {
                 rows: 1,
                 row_stride: groups,
                 group_stride: 1,
+                period: usize::MAX,
                 global,
             },
             zeros: Zeros::All(0.0),
             group_of: None,
+            order: None,
+            row_order: None,
         })
     }
 
@@ -257,6 +274,8 @@ impl<'w> Finder<'w, '_> {
             scales,
             zeros,
             group_of: None,
+            order: None,
+            row_order: None,
         })
     }
 
@@ -287,6 +306,8 @@ impl<'w> Finder<'w, '_> {
             },
             zeros: Zeros::All(0.0),
             group_of: None,
+            order: None,
+            row_order: None,
         }))
     }
 
@@ -330,13 +351,16 @@ impl<'w> Finder<'w, '_> {
         }
     }
 
-    /// The columns of a group, which must divide the row, and be what the configuration says.
+    /// The columns of a group, which must be what the configuration says. The last group of a row may be cut.
     fn group(&self, stem: &str, bits: usize, num_groups: usize) -> Result<usize> {
         let schemes = &self.quantization.schemes;
+        let said = schemes.iter().filter(|scheme| scheme.bits == bits);
+        let mut said = said.map(|scheme| scheme.group.unwrap_or(self.columns));
+        if let Some(group) = said.find(|group| self.columns.div_ceil(*group) == num_groups) {
+            return Ok(group);
+        }
         let group = self.columns / num_groups.max(1);
-        let is_whole = num_groups > 0 && group * num_groups == self.columns && group > 0;
-        let is_said = |scheme: &Scheme| scheme.bits == bits && scheme.group.unwrap_or(self.columns) == group;
-        if is_whole && (schemes.is_empty() || schemes.iter().any(is_said)) {
+        if schemes.is_empty() && group > 0 && group * num_groups == self.columns {
             return Ok(group);
         }
         let said: Vec<String> = schemes

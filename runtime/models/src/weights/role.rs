@@ -100,6 +100,8 @@ pub enum Linear {
     KeyUp,
     /// Values from latents, head by head, `[num_heads · head_dim, latent_dim]`.
     ValueUp,
+    /// What puts an input in the order of its readers' columns, `[in_features, in_features]`: zeros and ones.
+    Order(Input),
 }
 
 /// A linear of an MLP.
@@ -111,6 +113,56 @@ pub enum MlpLinear {
     Up,
     /// Down projection, `[hidden_size, intermediate_size]`.
     Down,
+}
+
+/// What several linears of a layer read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Input {
+    /// Of queries, keys and values.
+    Attention,
+    /// Of the output projection.
+    Attended,
+    /// Of a dense MLP's gate and up projection.
+    Mlp,
+    /// Of its down projection.
+    Activated,
+}
+
+impl Input {
+    /// All of them.
+    pub(super) const ALL: [Input; 4] = [Input::Attention, Input::Attended, Input::Mlp, Input::Activated];
+
+    /// The linears that read it, of those that may be sorted.
+    pub(super) fn readers(self, layer: &LayerDescription) -> Vec<Linear> {
+        let mlp = |linears: &[MlpLinear]| match layer.mlp {
+            MlpDescription::Dense(mlp) => {
+                let has = |linear: &&MlpLinear| mlp.is_gated || **linear != MlpLinear::Gate;
+                linears.iter().filter(has).map(|&linear| Linear::Mlp(linear)).collect()
+            }
+            MlpDescription::Experts(_) => Vec::new(),
+        };
+        match self {
+            Input::Attention if layer.mixer.latent.is_some() => Vec::new(),
+            Input::Attention => vec![Linear::Q, Linear::K, Linear::V],
+            Input::Attended => vec![Linear::O],
+            Input::Mlp => mlp(&[MlpLinear::Gate, MlpLinear::Up]),
+            Input::Activated => mlp(&[MlpLinear::Down]),
+        }
+    }
+}
+
+impl Linear {
+    /// What it reads, of a linear that may be sorted.
+    #[must_use]
+    pub fn input(self) -> Option<Input> {
+        match self {
+            Linear::Q | Linear::K | Linear::V => Some(Input::Attention),
+            Linear::O => Some(Input::Attended),
+            Linear::Mlp(MlpLinear::Gate | MlpLinear::Up) => Some(Input::Mlp),
+            Linear::Mlp(MlpLinear::Down) => Some(Input::Activated),
+            _ => None,
+        }
+    }
 }
 
 impl Linear {
@@ -128,6 +180,9 @@ impl Linear {
                 linear.shape(hidden, shared.map_or(0, |shared| shared.intermediate_size))
             }
             Linear::SharedWeight => [1, hidden],
+            Linear::Order(Input::Attention | Input::Mlp) => [hidden; 2],
+            Linear::Order(Input::Attended) => [q; 2],
+            Linear::Order(Input::Activated) => [layer.mlp.intermediate_size(); 2],
             _ => self.latent_shape(hidden, &layer.mixer),
         }
     }
@@ -255,9 +310,16 @@ impl Role {
     /// Every weight of a model, in the order of use. The output projection is listed for tied models too.
     #[must_use]
     pub fn all(model: &ModelDescription) -> Vec<Role> {
+        Role::each(model).collect()
+    }
+
+    /// As [`Role::all`], one after the other: a damaged configuration may have millions.
+    pub(crate) fn each(model: &ModelDescription) -> impl Iterator<Item = Role> {
         let layers = model.layers.iter().enumerate().flat_map(|(i, layer)| {
             let parts = Part::of(layer, &model.norm);
-            parts.into_iter().map(move |part| Role::Layer(i, part))
+            let orders = model.sorted.iter().filter(move |(layer, _)| *layer == i);
+            let orders = orders.map(|&(_, input)| Part::Weight(Linear::Order(input)));
+            parts.into_iter().chain(orders).map(move |part| Role::Layer(i, part))
         });
         let positions = model.position_embedding.then_some(Role::Positions);
         let has_bias = model.norm.kind == NormKind::Layer { bias: true };
@@ -267,7 +329,6 @@ impl Role {
             .chain([Role::FinalNorm])
             .chain(has_bias.then_some(Role::FinalNormBias))
             .chain([Role::LmHead])
-            .collect()
     }
 
     /// The shape that the description implies.

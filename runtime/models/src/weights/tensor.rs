@@ -3,12 +3,14 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use halyard_platform_api::WeightFormat;
 use halyard_platform_api::weight_format::{convert_row, dequantise_row};
 
 use super::grouped::Grouped;
 use super::names::PackedRows;
+use super::order::{format_of_order, put_order_row};
 use crate::error::{ModelError, Result};
 use crate::quant::{dequantize, format_name, quantize_e4m3, quantize_groups};
 
@@ -88,6 +90,8 @@ pub(super) enum Coding<'a> {
     Mxfp4(Vec<u8>),
     /// They are several tensors, which this holds; `bytes` is empty.
     Grouped(Box<Grouped<'a>>),
+    /// There are none: each row has a 1 in one of its columns.
+    Order(Arc<[u32]>),
     /// They are those of this tensor, whose rows are the rows of equally large matrices: each is handed out as its
     /// transpose, in a plain format as stored, in others as F32.
     TransposedMatrices(Box<WeightTensor<'a>>, usize),
@@ -117,6 +121,20 @@ impl<'w> WeightTensor<'w> {
         self
     }
 
+    /// The matrix whose products are the values of a vector in another order.
+    pub(super) fn of_order(name: String, order: Arc<[u32]>) -> WeightTensor<'w> {
+        WeightTensor {
+            name,
+            bytes: Cow::Borrowed(&[]),
+            format: format_of_order(order.len()),
+            stored_rows: StoredRows::Whole,
+            shape: vec![order.len(); 2],
+            coding: Coding::Order(order),
+            turned_from: None,
+            change: Change::default(),
+        }
+    }
+
     /// The matrix of a tensor whose rows are those of so many equally large matrices, each of them transposed. Plain
     /// values stay in their format, others become F32, as a transposed block is no block.
     pub(super) fn with_matrices_transposed(self, matrices: usize) -> WeightTensor<'w> {
@@ -131,6 +149,16 @@ impl<'w> WeightTensor<'w> {
             coding: Coding::TransposedMatrices(Box::new(self), matrices),
             turned_from: None,
             change: Change::default(),
+        }
+    }
+
+    /// The bytes in the file that hold its values, without scales; `None` where a copy was made of them.
+    pub(super) fn into_stored_bytes(self) -> Option<&'w [u8]> {
+        match (self.coding, self.bytes) {
+            (Coding::Grouped(grouped), _) => Some(grouped.codes.bytes()),
+            (Coding::TransposedMatrices(stored, _), _) => stored.into_stored_bytes(),
+            (_, Cow::Borrowed(bytes)) => Some(bytes),
+            (_, Cow::Owned(_)) => None,
         }
     }
 
@@ -263,10 +291,17 @@ impl<'w> WeightTensor<'w> {
             return Cow::Owned(self.turned(from, rows, columns));
         }
         if let Coding::Grouped(grouped) = &self.coding {
-            let stored: Vec<usize> = rows.map(|row| self.stored_index(row)).collect();
+            let stored: Vec<usize> = rows.map(|row| self.stored_index(grouped.row(row))).collect();
             let mut bytes = Vec::new();
             let factor = self.change.factor;
             grouped.put_rows(&stored, self.row_len(), columns, self.format, factor, &mut bytes);
+            return Cow::Owned(bytes);
+        }
+        if let Coding::Order(order) = &self.coding {
+            let mut bytes = Vec::new();
+            for row in rows {
+                put_order_row(self.format, order[row], columns.clone(), &mut bytes);
+            }
             return Cow::Owned(bytes);
         }
         let bytes_at = |column: usize| column / self.format.block_values() * self.format.block_bytes();
@@ -304,7 +339,7 @@ impl<'w> WeightTensor<'w> {
                     }
                 }
                 // Taken above.
-                Coding::Grouped(_) => {}
+                Coding::Grouped(_) | Coding::Order(_) => {}
                 Coding::Quantise(format) => {
                     values.resize(self.row_len(), 0.0);
                     coded.resize(self.row_bytes(), 0);

@@ -215,10 +215,7 @@ impl<'a> Interpreter<'a> {
                 let bias = (operands[2] != ABSENT).then(|| self.weight(program, operands[2]).to_vec());
                 for row in 0..self.ids.len() {
                     let x = self.row(view(0), row);
-                    let mut y: Vec<f32> = weight
-                        .chunks_exact(k)
-                        .map(|w| w.iter().zip(&x).map(|(a, b)| a * b).sum())
-                        .collect();
+                    let mut y: Vec<f32> = weight.chunks_exact(k).map(|w| dot(w, &x)).collect();
                     assert_eq!(y.len(), op.out_features as usize);
                     if let Some(bias) = &bias {
                         y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
@@ -340,8 +337,7 @@ impl<'a> Interpreter<'a> {
                         let x = &x[if x.len() == k { 0 } else { choice * k }..][..k];
                         let rows = weight[expert as usize * n * k..].chunks_exact(k).take(n);
                         let bias = &bias[expert as usize * n..][..n];
-                        let product = |w: &[f32]| w.iter().zip(x).map(|(a, b)| a * b).sum::<f32>();
-                        y.extend(rows.zip(bias).map(|(w, bias)| product(w) + bias));
+                        y.extend(rows.zip(bias).map(|(w, bias)| dot(w, x) + bias));
                     }
                     self.set_row(view(3), row, &y);
                 }
@@ -467,7 +463,7 @@ impl<'a> Interpreter<'a> {
             for (head, q) in q.chunks_exact(dim).enumerate() {
                 let at = |j: usize| j * kv_width + head / per_kv_head * dim;
                 let score = |j: usize| {
-                    let dot: f32 = q.iter().zip(&keys[at(j)..]).map(|(a, b)| a * b).sum();
+                    let dot = dot(q, &keys[at(j)..]);
                     let score = dot * op.scale;
                     if op.softcap == 0.0 {
                         score
@@ -557,6 +553,14 @@ fn erf(x: f64) -> f64 {
     2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
 }
 
+/// In one loop without calls: tests are compiled with few optimisations, and most of their time is here.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(x, y)| x * y).sum()
+    let count = a.len().min(b.len());
+    let (a, b) = (&a[..count], &b[..count]);
+    let (mut sum, mut i) = (0.0, 0);
+    while i < count {
+        sum += a[i] * b[i];
+        i += 1;
+    }
+    sum
 }
