@@ -7,6 +7,7 @@ use halyard_scheduler::{NewRequest, RequestId};
 
 use crate::lora::AdapterError;
 use crate::lora::adapter::Adapter;
+use crate::pause::{Answer, PauseMode};
 use crate::sequence::Sequence;
 
 /// A command to the engine's thread.
@@ -28,6 +29,19 @@ pub(crate) enum Command {
     AddedAdapter(Arc<Adapter>),
     /// An adapter's name was taken away: it goes with its last request.
     RetireAdapter(Arc<Adapter>),
+    /// Hold new requests, and those that are there as `mode` says.
+    Pause {
+        mode: PauseMode,
+        clear_cache: bool,
+        answer: Answer<()>,
+    },
+    /// Go on after a pause.
+    Resume(Answer<()>),
+    /// Forget all cached prefixes.
+    ResetPrefixCache {
+        reset_running_requests: bool,
+        answer: Answer<bool>,
+    },
     /// Finish what runs until the deadline, then abort the rest.
     Shutdown(Instant),
 }

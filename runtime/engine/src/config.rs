@@ -11,6 +11,7 @@ use halyard_runner::{CacheConfig, LoraSlots, RecordingConfig, RunnerConfig};
 use halyard_text::TemplateHost;
 
 use crate::error::EngineError;
+use crate::kv_events::KvEventSink;
 use crate::lora::AdapterSource;
 
 /// Default of [`SchedulingConfig::max_step`]: while a long prompt is computed, other streams pause no longer than a
@@ -43,6 +44,8 @@ pub struct EngineConfig {
     pub hidden_states: bool,
     /// Where the model's chat template runs; `None`: in this process, for models that are trusted.
     pub templates: Option<Arc<dyn TemplateHost>>,
+    /// Gets the changes of the prefix cache; `None`: none are kept.
+    pub kv_events: Option<Arc<dyn KvEventSink>>,
 }
 
 /// Which model and how its numbers are held.
@@ -282,6 +285,7 @@ impl EngineConfig {
             grammars: GrammarConfig::default(),
             hidden_states: false,
             templates: None,
+            kv_events: None,
         }
     }
 

@@ -15,10 +15,12 @@ use crate::command::Command;
 use crate::config::{GuideConfig, SpeculativeConfig};
 use crate::drafts::Drafting;
 use crate::error::EngineError;
+use crate::kv_events::KvEventSink;
 use crate::live::Live;
 use crate::lora::core::CoreLora;
 use crate::masks::{FirstHalf, Masks};
 use crate::output::FinishReason;
+use crate::pauses::Pauses;
 use crate::shared::Shared;
 use crate::stats::Records;
 use crate::step_pace::{StepPace, TimedStep};
@@ -44,6 +46,7 @@ pub(crate) struct Core {
     max_in_flight: usize,
     /// The last plan had nothing to do while requests wait: for an adapter. Only a command changes that.
     is_stalled: bool,
+    pauses: Pauses,
     started: Instant,
     deadline: Option<Instant>,
     /// How long steps take.
@@ -66,6 +69,7 @@ pub(crate) struct CoreParts {
     pub pace: StepPace,
     pub speculative: Option<SpeculativeConfig>,
     pub guides: GuideConfig,
+    pub kv_events: Option<Arc<dyn KvEventSink>>,
 }
 
 impl Core {
@@ -82,12 +86,13 @@ impl Core {
             pace,
             speculative,
             guides,
+            kv_events,
         } = parts;
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
             runner,
             ranks,
-            live: Live::new(scheduler, lora, guides, shared, records),
+            live: Live::new(scheduler, lora, guides, shared, records, kv_events),
             in_flight: VecDeque::new(),
             plan: SchedulerOutput::default(),
             admitted: Vec::new(),
@@ -97,6 +102,7 @@ impl Core {
             drafts: Vec::new(),
             max_in_flight,
             is_stalled: false,
+            pauses: Pauses::default(),
             started,
             deadline: None,
             pace,
@@ -147,6 +153,7 @@ impl Core {
             if !self.take_commands() {
                 return Ok(());
             }
+            self.settle_pauses()?;
             let takes_more = self.fill()?;
             self.live.forget_adapters();
             self.is_stalled = self.in_flight.is_empty();
@@ -157,10 +164,14 @@ impl Core {
     }
 
     /// Takes the commands that were sent; blocks when there is nothing else to do. False: no handle is left, or the
-    /// shutdown is complete.
+    /// shutdown is complete: a pause ends it, as what is held would wait for its deadline in vain.
     fn take_commands(&mut self) -> bool {
         loop {
-            let idle = self.in_flight.is_empty() && self.live.scheduler.is_idle();
+            if self.pauses.is_due(&self.live) {
+                return true;
+            }
+            let scheduler = &self.live.scheduler;
+            let idle = self.in_flight.is_empty() && (scheduler.is_idle() || scheduler.is_held());
             if let Some(deadline) = self.deadline
                 && (idle || Instant::now() >= deadline)
             {
@@ -221,10 +232,31 @@ impl Core {
                     lora.retire(adapter);
                 }
             }
+            Command::Pause {
+                mode,
+                clear_cache,
+                answer,
+            } => self.pauses.begin(&mut self.live, mode, clear_cache, answer),
+            Command::Resume(answer) => self.pauses.resume(&mut self.live, answer),
+            Command::ResetPrefixCache {
+                reset_running_requests,
+                answer,
+            } => self.pauses.reset(reset_running_requests, answer),
             Command::Shutdown(deadline) => {
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
             }
         }
+    }
+
+    /// Answers who asked for a pause or a reset, once no step is in flight.
+    fn settle_pauses(&mut self) -> Result<(), EngineError> {
+        while self.pauses.is_due(&self.live) && !self.in_flight.is_empty() {
+            self.collect()?;
+        }
+        if self.pauses.is_due(&self.live) {
+            self.pauses.settle(&mut self.live);
+        }
+        Ok(())
     }
 
     /// Plans and submits steps until as many are in flight as the device takes, or one has masks. Commands that were
@@ -282,9 +314,9 @@ impl Core {
                 self.live.shared.is_overdue() || self.ranks.as_ref().is_some_and(|ranks| ranks.group().has_failed())
             },
         };
-        for (id, reason) in self.live.masks.wait(&half, &mut self.live.sequences) {
+        for (id, finish) in self.live.masks.wait(&half, &mut self.live.sequences) {
             self.live.scheduler.abort(id);
-            self.live.end(id, FinishReason::Error(reason));
+            self.live.end(id, finish);
         }
         let masks = Masks::of(&flight, &self.live.sequences);
         if let Some(ranks) = &self.ranks {

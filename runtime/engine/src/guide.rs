@@ -32,6 +32,12 @@ pub trait GuideWatch: Send + Sync {
     /// What forbids tokens, for a sequence that has none left: "the grammar of the structured output".
     fn constraint(&self) -> String;
 
+    /// Whether a guide that cannot go on is a constraint that the request brought: then the request is at fault, not
+    /// the engine.
+    fn is_of_request(&self) -> bool {
+        false
+    }
+
     /// The longest call; `None`: [`GuideConfig::max_mask_time`].
     ///
     /// [`GuideConfig::max_mask_time`]: crate::GuideConfig::max_mask_time
@@ -78,7 +84,20 @@ impl TokenGuide for Matcher {
     }
 
     fn watch(&self) -> Arc<dyn GuideWatch> {
-        Arc::new(NamedGuide("the grammar of the structured output"))
+        Arc::new(GrammarWatch)
+    }
+}
+
+/// Tells of a grammar.
+struct GrammarWatch;
+
+impl GuideWatch for GrammarWatch {
+    fn constraint(&self) -> String {
+        "the grammar of the structured output".to_string()
+    }
+
+    fn is_of_request(&self) -> bool {
+        true
     }
 }
 

@@ -57,6 +57,10 @@ impl GuideWatch for ChainWatch {
         self.of_guides.each_ref().map(|watch| watch.constraint()).join(" and ")
     }
 
+    fn is_of_request(&self) -> bool {
+        self.of_guides[self.at.load(Ordering::Relaxed)].is_of_request()
+    }
+
     /// The sum, where both have one; one that has none takes no time worth counting.
     fn limit(&self) -> Option<Duration> {
         self.of_guides

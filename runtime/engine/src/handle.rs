@@ -54,6 +54,9 @@ struct Front {
     drafts: bool,
     /// Requests may ask for hidden states.
     hidden_states: bool,
+    prefix_caching: bool,
+    /// Somebody listens to events of the prefix cache.
+    has_kv_events: bool,
     started: Instant,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -98,6 +101,10 @@ impl EngineHandle {
         if in_8_bits && files.use_kv_scales()? {
             tracing::info!("keys and values are held by the checkpoint's scales");
         }
+        let inputs = files.sort_columns(devices.len() > 1, runner_config.lora.is_some())?;
+        if inputs > 0 {
+            tracing::info!("weights in act-order are held sorted by group: {inputs} inputs are put in their order");
+        }
         // The vocabulary takes one thread about as long as the weights of a small model, which leave threads free.
         let (text, loaded) = std::thread::scope(|scope| {
             let text = std::thread::Builder::new()
@@ -116,6 +123,7 @@ impl EngineHandle {
         let scheduler = Scheduler::new(SchedulerConfig {
             policy: config.scheduler.policy,
             long_prefill_token_threshold: config.scheduler.long_prefill_token_threshold,
+            enable_kv_cache_events: config.kv_events.is_some(),
             ..loaded.scheduler
         })?;
         let (commands, receiver) = channel();
@@ -154,6 +162,7 @@ impl EngineHandle {
             pace,
             speculative: config.speculative,
             guides: config.guides,
+            kv_events: config.kv_events.clone(),
         });
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())
@@ -184,6 +193,8 @@ impl EngineHandle {
             seed: config.model.seed,
             drafts: config.speculative.is_some(),
             hidden_states: config.hidden_states,
+            prefix_caching: config.cache.enable_prefix_caching,
+            has_kv_events: config.kv_events.is_some(),
             started,
             thread: Mutex::new(Some(thread)),
         };
@@ -321,6 +332,10 @@ impl EngineHandle {
                 arrival_ns,
                 cache_salt: salt.clone(),
                 lora: adapter.as_ref().map(|adapter| adapter.number),
+                lora_name: adapter
+                    .as_ref()
+                    .filter(|_| f.has_kv_events)
+                    .map(|adapter| adapter.name.as_str().into()),
                 cacheable: !scores_prompt,
             };
             (id, sequence, new)
@@ -458,6 +473,11 @@ impl EngineHandle {
         }
     }
 
+    /// What asks the engine's thread, and what it shares.
+    pub(crate) fn control(&self) -> (&Sender<Command>, &Arc<Shared>) {
+        (&self.front.commands, &self.front.shared)
+    }
+
     /// Facts of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.front.info
@@ -497,6 +517,18 @@ impl EngineHandle {
     /// The reason.
     pub fn health(&self) -> Result<(), String> {
         self.front.shared.stopped().map_or(Ok(()), Err)
+    }
+
+    /// Whether equal prefixes share KV blocks.
+    pub(crate) fn prefix_caching(&self) -> bool {
+        self.front.prefix_caching
+    }
+
+    /// Whether `count` sequences more would be queued now.
+    pub(crate) fn takes(&self, count: u32) -> bool {
+        let f = &*self.front;
+        let is_open = f.shared.stopped().is_none() && !f.shared.draining.load(Ordering::Relaxed);
+        is_open && f.shared.waiting() as usize + count as usize <= f.max_waiting
     }
 
     /// Takes no new requests, waits for the running ones until `deadline`, then aborts the rest. Blocks.

@@ -2,10 +2,12 @@
 //!
 //! Reading order: `handle` (the front door), [`params`] and `output` (what goes in and comes out), `core` (the
 //! thread), `live` (sequences and what goes to their readers), `sequence` (a request's sample), `masks` and `drafts`
-//! (what its next token may be), `stream` (its reader), `lora` (adapters). What touches the device is `halyard-runner`.
+//! (what its next token may be), `stream` (its reader), `lora` (adapters), `pauses`, `replicas` (several engines behind
+//! one front). What touches the device is `halyard-runner`.
 
 mod command;
 mod config;
+mod control;
 mod core;
 mod drafts;
 mod error;
@@ -14,6 +16,7 @@ mod guide;
 mod guide_chain;
 mod guide_workers;
 mod handle;
+mod kv_events;
 mod live;
 mod llm;
 mod lora;
@@ -21,7 +24,11 @@ mod masks;
 mod no_token;
 mod output;
 pub mod params;
+mod pause;
+mod pauses;
+mod placement;
 mod records;
+mod replicas;
 mod sequence;
 mod shared;
 mod stats;
@@ -40,9 +47,12 @@ pub use halyard_grammar::{
 pub use halyard_hooks::RecordSender;
 pub use halyard_runner::{CacheConfig, LoadProgress, ModelInfo, RecordingConfig, RunnerError};
 pub use handle::EngineHandle;
+pub use kv_events::{KvBlockHash, KvEvent, KvEventSink, KvStored};
 pub use llm::{GenerateError, Llm};
 pub use lora::{AdapterError, AdapterSource, AdapterStatus, Residency};
 pub use output::{CompletionOutput, FinishReason, Logprob, OutputChunk, RequestOutput, TokenLogprobs};
 pub use params::{Request, SamplingParams};
+pub use pause::{ControlError, PauseMode, Reply};
+pub use replicas::Replicas;
 pub use stats::StatsSnapshot;
 pub use stream::OutputStream;

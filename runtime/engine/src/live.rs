@@ -11,6 +11,7 @@ use halyard_scheduler::{NewRequest, RequestId, Scheduler, SchedulerOutput, Updat
 use crate::config::GuideConfig;
 use crate::error::EngineError;
 use crate::facts::unix_ns;
+use crate::kv_events::KvEventSink;
 use crate::lora::AdapterError;
 use crate::lora::core::{self as lora, CoreLora};
 use crate::masks::Masks;
@@ -33,6 +34,7 @@ pub(crate) struct Live {
     /// Sequences that came with a guide.
     num_guided: usize,
     records: Records,
+    kv_events: Option<Arc<dyn KvEventSink>>,
     step_records: StepRecords,
     /// Rate limits of log lines: of non-finite logits, and of requests that allow no token.
     paces: [LogPace; 2],
@@ -45,6 +47,7 @@ impl Live {
         guides: GuideConfig,
         shared: Arc<Shared>,
         records: Records,
+        kv_events: Option<Arc<dyn KvEventSink>>,
     ) -> Live {
         Live {
             step_records: StepRecords::new(scheduler.config().groups[0].block_size),
@@ -56,6 +59,7 @@ impl Live {
             lora,
             num_guided: 0,
             records,
+            kv_events,
             paces: Default::default(),
         }
     }
@@ -306,8 +310,14 @@ impl Live {
         }
     }
 
-    /// Makes the counters visible to other threads.
+    /// Makes the counters visible to other threads, and hands over what changed in the prefix cache.
     pub(crate) fn publish(&mut self) {
+        if let Some(sink) = &self.kv_events {
+            let events = self.scheduler.take_kv_events();
+            if !events.is_empty() {
+                sink.publish(events);
+            }
+        }
         let counts = self.scheduler.counts();
         let s = &mut self.stats;
         s.num_running = counts.running as u64;

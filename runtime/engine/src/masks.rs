@@ -10,6 +10,7 @@ use crate::config::GuideConfig;
 use crate::error::EngineError;
 use crate::guide::Changes;
 use crate::guide_workers::GuideWorkers;
+use crate::output::FinishReason;
 use crate::sequence::{Sequence, Sequences};
 
 /// Longest wait for masks where no row of a step can go on without.
@@ -60,9 +61,9 @@ impl Masks {
     }
 
     /// Waits for a step's masks while the device works on its first half; longer only where no row could go on without.
-    /// Gives the sequences whose guides have failed or take too long, with the reason: they have no guide any more and
-    /// must be ended.
-    pub(crate) fn wait(&mut self, half: &FirstHalf<'_>, sequences: &mut Sequences) -> Vec<(RequestId, String)> {
+    /// Gives the sequences whose guides have failed or take too long, with the end that they must have: they have no
+    /// guide any more.
+    pub(crate) fn wait(&mut self, half: &FirstHalf<'_>, sequences: &mut Sequences) -> Vec<(RequestId, FinishReason)> {
         let mut failed = Vec::new();
         let patience = Instant::now() + PATIENCE;
         let mut wait = Duration::ZERO;
@@ -76,8 +77,12 @@ impl Masks {
                     (Ok(answered), Some(guide)) => guide.take(answered),
                     (Ok(_), None) => {}
                     (Err(reason), _) => {
-                        sequence.guide = None;
-                        failed.push((answer.id, reason));
+                        let guide = sequence.guide.take();
+                        let finish = match guide.is_some_and(|guide| guide.watch().is_of_request()) {
+                            true => FinishReason::NoTokenAllowed(reason),
+                            false => FinishReason::Error(reason),
+                        };
+                        failed.push((answer.id, finish));
                     }
                 }
             }
@@ -96,17 +101,18 @@ impl Masks {
     }
 
     /// Takes their guides from sequences that wait longer than they may, or for a thread where none is left.
-    fn give_up_late(&mut self, sequences: &mut Sequences, failed: &mut Vec<(RequestId, String)>) {
+    fn give_up_late(&mut self, sequences: &mut Sequences, failed: &mut Vec<(RequestId, FinishReason)>) {
         let Some(workers) = &mut self.workers else { return };
         for id in workers.give_up_late() {
             if let Some(guide) = sequences.get_mut(&id).and_then(|sequence| sequence.guide.take()) {
-                failed.push((id, guide.watch().give_up(workers.limit(guide.watch()))));
+                let reason = guide.watch().give_up(workers.limit(guide.watch()));
+                failed.push((id, FinishReason::Error(reason)));
             }
         }
         if workers.are_all_stuck() {
             for (&id, sequence) in sequences.iter_mut() {
                 if sequence.guide.take_if(|guide| guide.is_away()).is_some() {
-                    failed.push((id, workers.all_stuck()));
+                    failed.push((id, FinishReason::Error(workers.all_stuck())));
                 }
             }
         }

@@ -18,6 +18,8 @@ pub enum FinishReason {
     Length,
     /// Cancelled, with the reason.
     Abort(String),
+    /// The operator paused the engine and ended what was there: the output is complete as far as it goes.
+    Paused,
     /// The engine failed, with the reason.
     Error(String),
     /// The model's logits are no numbers to choose from (NaN or +∞), with the place and what to do.
@@ -32,7 +34,7 @@ impl FinishReason {
         match self {
             FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
             FinishReason::Length => "length",
-            FinishReason::Abort(_) => "abort",
+            FinishReason::Abort(_) | FinishReason::Paused => "abort",
             FinishReason::Error(_) | FinishReason::NotFinite(_) | FinishReason::NoTokenAllowed(_) => "error",
         }
     }

@@ -210,6 +210,7 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
             | FinishReason::NotFinite(words)
             | FinishReason::NoTokenAllowed(words)
             | FinishReason::StopString(words) => words.as_str().into(),
+            FinishReason::Paused => "the engine was paused".into(),
             _ => Arc::default(),
         },
     }
@@ -220,7 +221,7 @@ pub(crate) fn reason_code(reason: &FinishReason) -> usize {
     match reason {
         FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => 0,
         FinishReason::Length => 1,
-        FinishReason::Abort(_) => 2,
+        FinishReason::Abort(_) | FinishReason::Paused => 2,
         FinishReason::Error(_) | FinishReason::NotFinite(_) | FinishReason::NoTokenAllowed(_) => 3,
     }
 }

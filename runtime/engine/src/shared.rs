@@ -15,6 +15,8 @@ pub(crate) struct Shared {
     waiting: AtomicUsize,
     /// Why the engine takes nothing more.
     stopped: Mutex<Option<String>>,
+    /// The engine's thread holds requests back.
+    pub paused: AtomicBool,
     /// A shutdown was asked for.
     pub draining: AtomicBool,
     /// When everything must have ended, once a shutdown was asked for.
@@ -29,6 +31,7 @@ impl Shared {
             model,
             waiting: AtomicUsize::new(0),
             stopped: Mutex::new(None),
+            paused: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             deadline: Mutex::new(None),
         }

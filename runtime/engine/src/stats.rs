@@ -41,6 +41,30 @@ pub struct StatsSnapshot {
     pub dropped_records_total: u64,
 }
 
+impl StatsSnapshot {
+    /// Adds another engine's; shares are added too.
+    pub(crate) fn add(&mut self, other: &StatsSnapshot) {
+        self.num_running += other.num_running;
+        self.num_waiting += other.num_waiting;
+        self.kv_cache_usage += other.kv_cache_usage;
+        self.prompt_tokens_total += other.prompt_tokens_total;
+        self.generation_tokens_total += other.generation_tokens_total;
+        self.preemptions_total += other.preemptions_total;
+        self.prefix_cache_queries_total += other.prefix_cache_queries_total;
+        self.prefix_cache_hits_total += other.prefix_cache_hits_total;
+        for (count, more) in self.requests_finished.iter_mut().zip(other.requests_finished) {
+            *count += more;
+        }
+        self.nonfinite_logits_total += other.nonfinite_logits_total;
+        self.empty_distributions_total += other.empty_distributions_total;
+        self.steps_total += other.steps_total;
+        self.replayed_steps_total += other.replayed_steps_total;
+        self.draft_tokens_total += other.draft_tokens_total;
+        self.accepted_tokens_total += other.accepted_tokens_total;
+        self.dropped_records_total += other.dropped_records_total;
+    }
+}
+
 /// The engine thread's records. Without stat loggers, none are kept.
 pub(crate) struct Records {
     sender: RecordSender,

@@ -12,6 +12,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::command::Command;
 use crate::output::{CompletionOutput, FinishReason, OutputChunk, RequestOutput, TokenLogprobs};
 use crate::params::SamplingParams;
+use crate::placement::LoadShare;
 use crate::sequence::SequenceEvent;
 use crate::shared::Shared;
 
@@ -31,6 +32,8 @@ pub struct OutputStream {
     samples: Vec<Sample>,
     ready: VecDeque<OutputChunk>,
     live: usize,
+    /// Where there are several engines: the request's part in the load of its own.
+    pub(crate) share: Option<LoadShare>,
 }
 
 struct Sample {
@@ -77,6 +80,7 @@ impl OutputStream {
             samples,
             ready: VecDeque::new(),
             live,
+            share: None,
         }
     }
 
@@ -161,6 +165,9 @@ impl OutputStream {
         };
         if self.samples[index as usize].done {
             return;
+        }
+        if let (SequenceEvent::Token { .. }, Some(share)) = (&event, &mut self.share) {
+            share.token();
         }
         match event {
             SequenceEvent::Prompt(logprobs) => {

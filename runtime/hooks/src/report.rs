@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The state of a sink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The state of a sink, the better ones first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SinkState {
     /// It takes records.
@@ -94,6 +94,47 @@ pub struct HookReport {
     pub engine_waits: u64,
     /// The sinks in order.
     pub sinks: Vec<SinkReport>,
+}
+
+impl FailureCounts {
+    fn add(&mut self, other: FailureCounts) {
+        self.error += other.error;
+        self.panic += other.panic;
+        self.crash += other.crash;
+        self.timeout += other.timeout;
+        self.start += other.start;
+    }
+}
+
+impl SinkReport {
+    /// Adds what the same sink did for another engine. Its state is the worst of both.
+    fn add(&mut self, other: SinkReport) {
+        self.state = self.state.max(other.state);
+        self.retry_in_s = match (self.retry_in_s, other.retry_in_s) {
+            (Some(one), Some(two)) => Some(one.max(two)),
+            (one, two) => one.or(two),
+        };
+        self.accepted += other.accepted;
+        self.delivered += other.delivered;
+        self.dropped += other.dropped;
+        self.pending += other.pending;
+        self.failures.add(other.failures);
+        self.quarantines += other.quarantines;
+        self.last_error = self.last_error.take().or(other.last_error);
+    }
+}
+
+impl HookReport {
+    /// Adds the report of another engine's hub, which has the same sinks.
+    pub fn add(&mut self, other: HookReport) {
+        self.engine_waits += other.engine_waits;
+        for sink in other.sinks {
+            match self.sinks.iter_mut().find(|own| own.name == sink.name) {
+                Some(own) => own.add(sink),
+                None => self.sinks.push(sink),
+            }
+        }
+    }
 }
 
 /// The result of a reload.

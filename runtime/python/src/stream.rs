@@ -104,7 +104,7 @@ fn part_of_sample(tokenizer: &Tokenizer, scored: bool, index: u32, part: Part) -
 
 fn stop_reason(finish: FinishReason) -> Option<StopReason> {
     match finish {
-        FinishReason::Eos | FinishReason::Length => None,
+        FinishReason::Eos | FinishReason::Length | FinishReason::Paused => None,
         FinishReason::StopToken(id) => Some(StopReason::Token(id)),
         FinishReason::StopString(text)
         | FinishReason::Abort(text)

@@ -208,8 +208,10 @@ class Starts(unittest.TestCase):
     def test_ctrl_c_ends_a_batch_and_leaves_the_engine(self):
         model = os.environ.get("HALYARD_TEST_MODEL") or str(MODEL)
         code = f"""
-import sys
+import signal, sys
 from halyard import LLM, SamplingParams
+# A shell's background job is started with the signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 llm = LLM({model!r}, platform="cpu", kv_cache_memory_bytes=256 << 20)
 params = SamplingParams(max_tokens=None, ignore_eos=True)
 print("ready", flush=True)

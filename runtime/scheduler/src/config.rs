@@ -66,6 +66,9 @@ pub struct SchedulerConfig {
     /// Key of the prefix cache's hash. Give a random one per process, so that a client cannot construct two prompts
     /// with one hash; a fixed one where runs must repeat (it never changes a plan). Default zeros.
     pub hash_key: [u64; 2],
+    /// Keeps changes of the prefix cache for [`crate::Scheduler::take_kv_events`]; 32 bytes a block, and a SHA-256 of
+    /// every full block. Default false: nothing is kept, hashed or allocated.
+    pub enable_kv_cache_events: bool,
 }
 
 impl Default for SchedulerConfig {
@@ -87,6 +90,7 @@ impl Default for SchedulerConfig {
             max_steps_in_flight: 1,
             num_lora_slots: 0,
             hash_key: [0; 2],
+            enable_kv_cache_events: false,
         }
     }
 }

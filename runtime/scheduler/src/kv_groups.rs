@@ -5,6 +5,7 @@ use crate::block_pool::BlockPool;
 use crate::block_table::BlockTable;
 use crate::config::{KvGroup, KvKind, SchedulerConfig};
 use crate::ids::BlockId;
+use crate::kv_events::{self, KvEventLog, KvStored};
 use crate::prefix_cache::{CacheKey, PrefixCache, block_hash, root_hash};
 use crate::request::Request;
 
@@ -30,6 +31,8 @@ pub(crate) struct KvCache {
     alignment: u64,
     hash_key: [u64; 2],
     epoch: u64,
+    /// Where somebody listens.
+    pub(crate) events: Option<KvEventLog>,
 }
 
 impl KvCache {
@@ -65,6 +68,8 @@ impl KvCache {
             enable_prefix_caching: config.enable_prefix_caching,
             hash_key: config.hash_key,
             epoch: 0,
+            events: (config.enable_kv_cache_events && config.enable_prefix_caching)
+                .then(|| KvEventLog::new(config.num_blocks)),
         }
     }
 
@@ -102,6 +107,9 @@ impl KvCache {
         let (block, forgotten) = self.pool.take()?;
         if let Some(key) = forgotten {
             self.cache.remove(key);
+            if let Some(events) = &mut self.events {
+                events.removed(key.group, block);
+            }
         }
         Some(block)
     }
@@ -128,6 +136,7 @@ impl KvCache {
             }
             table.first = 0;
             table.num_published = 0;
+            table.published = None;
         }
     }
 
@@ -257,6 +266,9 @@ impl KvCache {
             for block in &blocks {
                 self.pool.add_ref(*block);
             }
+            if let Some(events) = &self.events {
+                table.published = blocks.last().map(|block| events.name(*block));
+            }
             table.blocks.extend(blocks);
         }
     }
@@ -271,6 +283,9 @@ impl KvCache {
             let (chain, block_size) = (self.groups[index].chain, self.groups[index].spec.block_size);
             let full = request.num_computed / block_size;
             self.extend_chain(request, chain, full);
+            if self.events.is_some() {
+                self.note_stored(request, index, full);
+            }
             let table = &mut request.tables[index];
             for entry in table.num_published.max(table.first)..full {
                 let block = table.blocks[(entry - table.first) as usize];
@@ -302,9 +317,59 @@ impl KvCache {
                 if let Some(block) = self.cache.find(key) {
                     self.cache.remove(key);
                     self.pool.set_cache_key(block, None);
+                    if let Some(events) = &mut self.events {
+                        events.removed(key.group, block);
+                    }
                 }
             }
         }
+    }
+
+    /// Notes the blocks of one group that [`Self::publish`] is about to make findable, those in a row as one event. A
+    /// block whose content another one already stands for is none of them.
+    fn note_stored(&mut self, request: &mut Request, index: usize, full: u32) {
+        let Some(events) = &mut self.events else { return };
+        let Group { spec, chain } = &self.groups[index];
+        let (group, size) = (index as u32, spec.block_size as usize);
+        let table = &request.tables[index];
+        let (lora, salt) = (request.lora_name.as_ref(), request.cache_salt.as_ref());
+        let mut parent = table.published;
+        let mut open: Option<KvStored> = None;
+        for entry in table.num_published..full {
+            let tokens: Vec<u32> = request.tokens_from(entry as usize * size).take(size).collect();
+            let root = || kv_events::root(spec.block_size, lora.map(|name| &**name), salt.map(|salt| &**salt));
+            let hash = kv_events::child(&parent.unwrap_or_else(root), &tokens);
+            let key = CacheKey {
+                group,
+                hash: request.chains[*chain][entry as usize],
+            };
+            // Blocks in front of a window are gone; another block may have the content already.
+            let block = entry.checked_sub(table.first).map(|at| table.blocks[at as usize]);
+            match block.filter(|_| self.cache.find(key).is_none()) {
+                None => open.take().into_iter().for_each(|run| events.stored(run)),
+                Some(block) => {
+                    events.set_name(block, hash);
+                    let run = open.get_or_insert_with(|| KvStored {
+                        group,
+                        hashes: Vec::new(),
+                        parent,
+                        tokens: Vec::new(),
+                        block_size: spec.block_size,
+                        window: match spec.kind {
+                            KvKind::Full => None,
+                            KvKind::Window { tokens } => Some(tokens),
+                        },
+                        lora: request.lora.zip(request.lora_name.clone()),
+                        salt: request.cache_salt.clone(),
+                    });
+                    run.hashes.push(hash);
+                    run.tokens.extend(tokens);
+                }
+            }
+            parent = Some(hash);
+        }
+        open.into_iter().for_each(|run| events.stored(run));
+        request.tables[index].published = parent;
     }
 
     /// Forgets all cached content; blocks of requests that run now are never published again.
@@ -312,6 +377,9 @@ impl KvCache {
         self.epoch += 1;
         let forgotten = self.cache.len();
         self.cache.clear(|block| self.pool.set_cache_key(block, None));
+        if let Some(events) = &mut self.events {
+            events.cleared();
+        }
         forgotten
     }
 }

@@ -126,3 +126,15 @@ pub enum FinishReason {
     /// It reached `max_tokens` or `max_model_len`.
     Length,
 }
+
+/// What plans may hold. Requests can be added and ended in every state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PauseState {
+    /// Everything.
+    #[default]
+    Unpaused,
+    /// Requests that own a row go on; none is admitted. One that is preempted meanwhile waits for the end of the pause.
+    PausedNew,
+    /// Nothing: requests that own a row keep it, with their blocks.
+    PausedAll,
+}

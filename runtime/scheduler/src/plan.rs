@@ -7,7 +7,7 @@
 
 use crate::budget::StepBudget;
 use crate::ids::{Slot, StepId};
-use crate::output::{Scheduled, SchedulerOutput, TableWrite};
+use crate::output::{PauseState, Scheduled, SchedulerOutput, TableWrite};
 use crate::queue::Lane;
 use crate::request::{Request, State};
 use crate::scheduler::{InFlightRow, InFlightStep, Scheduler};
@@ -30,8 +30,8 @@ pub(crate) struct Draft<'a> {
 
 impl Scheduler {
     /// Plans the next step, or says that there is nothing to plan now: no request has work that can be done before a
-    /// step in flight comes back, a hold ends or a request is added, or `max_steps_in_flight` steps are in flight.
-    /// `now_ns` is on the clock of the requests' arrivals and only dates admissions.
+    /// step in flight comes back, a hold or a pause ends or a request is added, or `max_steps_in_flight` steps are in
+    /// flight. `now_ns` is on the clock of the requests' arrivals and only dates admissions.
     pub fn schedule(&mut self, now_ns: u64) -> Option<SchedulerOutput> {
         let mut out = SchedulerOutput::default();
         self.schedule_into(now_ns, &mut out).then_some(out)
@@ -40,7 +40,8 @@ impl Scheduler {
     /// [`Self::schedule`] into an output that keeps its allocations. False: nothing was planned, `out` is empty.
     pub fn schedule_into(&mut self, now_ns: u64, out: &mut SchedulerOutput) -> bool {
         out.clear();
-        if self.in_flight.len() >= self.config.max_steps_in_flight as usize {
+        let is_full = self.in_flight.len() >= self.config.max_steps_in_flight as usize;
+        if is_full || self.pause == PauseState::PausedAll {
             return false;
         }
         let mut rows = self.spare_rows.pop().unwrap_or_default();
@@ -54,9 +55,12 @@ impl Scheduler {
         };
         let blocks_are_short = self.plan_running(&mut draft);
         if !blocks_are_short {
-            let passed = self.admit_waiting(now_ns, &mut draft);
+            let admits = self.pause == PauseState::Unpaused;
+            let passed = admits.then(|| self.admit_waiting(now_ns, &mut draft));
             self.fill_up(&mut draft);
-            self.admit_passed_over(&passed, now_ns, &mut draft);
+            if let Some(passed) = passed {
+                self.admit_passed_over(&passed, now_ns, &mut draft);
+            }
         }
         out.num_tokens = all_tokens - draft.budget.tokens_left;
         self.write_tables(&rows, out);
@@ -208,7 +212,7 @@ impl Scheduler {
     }
 
     /// Sends a request back to the waiting queue; what it generated stays known.
-    fn preempt(&mut self, slot: Slot) {
+    pub(crate) fn preempt(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         request.state = State::Waiting;
         // Its blocks may still be cached.

@@ -26,6 +26,8 @@ pub struct NewRequest {
     pub cache_salt: Option<Arc<[u8]>>,
     /// The LoRA adapter: never give one number to two different adapters between resets of the prefix cache.
     pub lora: Option<u32>,
+    /// The adapter's name, for events of the prefix cache; nothing else looks at it.
+    pub lora_name: Option<Arc<str>>,
     /// Whether it may start from cached blocks; false where every prompt position must be computed, as for
     /// `prompt_logprobs`. Its own blocks are cached either way.
     pub cacheable: bool,
@@ -42,6 +44,7 @@ impl NewRequest {
             arrival_ns: 0,
             cache_salt: None,
             lora: None,
+            lora_name: None,
             cacheable: true,
         }
     }
@@ -70,6 +73,7 @@ pub(crate) struct Request {
     pub(crate) arrival_ns: u64,
     pub(crate) cache_salt: Option<Arc<[u8]>>,
     pub(crate) lora: Option<u32>,
+    pub(crate) lora_name: Option<Arc<str>>,
     pub(crate) cacheable: bool,
     /// Tokens to draft in each decode step.
     pub(crate) num_drafts: u32,

@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use crate::config::SchedulerConfig;
 use crate::error::Error;
 use crate::ids::{BlockId, HoldId, RequestId, RowIndex, Slot, StepId};
+use crate::kv_events::{KvEvent, KvEventLog};
 use crate::kv_groups::KvCache;
 use crate::lora_slots::LoraSlots;
+use crate::output::PauseState;
 use crate::queue::{Lane, LaneHead, PROBED_TOKENS, QueueKey, WaitingQueue};
 use crate::request::{NewRequest, Request, Requests, State};
 
@@ -89,6 +91,7 @@ pub struct Scheduler {
     pub(crate) waiting_visits: u64,
     /// Most prompt tokens of a step; 0: no bound.
     pub(crate) max_prompt_tokens: u32,
+    pub(crate) pause: PauseState,
     /// First new entry of each planned row's block tables, one a KV group; empty between plans.
     pub(crate) first_entries: Vec<u32>,
     pub(crate) in_flight: VecDeque<InFlightStep>,
@@ -128,6 +131,7 @@ impl Scheduler {
             waiting_visits: 0,
             first_entries: Vec::new(),
             max_prompt_tokens: 0,
+            pause: PauseState::Unpaused,
             in_flight: VecDeque::new(),
             spare_rows: Vec::new(),
             last_step: StepId(0),
@@ -173,6 +177,7 @@ impl Scheduler {
             arrival_ns: new.arrival_ns,
             cache_salt: new.cache_salt,
             lora: new.lora,
+            lora_name: new.lora_name,
             cacheable: new.cacheable,
             num_drafts: 0,
             state: State::Waiting,
@@ -335,6 +340,13 @@ impl Scheduler {
     pub fn reset_prefix_cache(&mut self) -> usize {
         self.blocked_head = None;
         self.kv.reset_prefix_cache()
+    }
+
+    /// The changes of the prefix cache since the last call, in their order; empty where
+    /// [`SchedulerConfig::enable_kv_cache_events`] is false. Take them after every step: what is kept grows by what the
+    /// steps since the last call changed.
+    pub fn take_kv_events(&mut self) -> Vec<KvEvent> {
+        self.kv.events.as_mut().map_or_else(Vec::new, KvEventLog::take)
     }
 
     /// Requests that own a row, in the policy's order.

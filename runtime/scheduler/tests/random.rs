@@ -164,7 +164,7 @@ impl Workload {
     }
 
     fn call(&mut self) {
-        match self.random.below(40) {
+        match self.random.below(42) {
             0..8 => self.add(),
             8..22 => {
                 self.rig.plan();
@@ -184,11 +184,37 @@ impl Workload {
                 let bound = [0, LEAST_BOUND, 9, 1000][self.random.below(4) as usize];
                 self.rig.scheduler.set_max_prompt_tokens(bound);
             }
+            40 => self.pause(),
+            41 if self.random.one_in(8) => {
+                self.rig.scheduler.preempt_all();
+                self.rig.check();
+                let used = self.rig.scheduler.counts().used_blocks;
+                assert_eq!(self.rig.scheduler.reset_unused_prefix_cache(), used == 0);
+                self.rig.check();
+            }
             _ => {}
         }
     }
 
+    /// A pause of some kind, or its end: mostly the end, so that most plans hold something.
+    fn pause(&mut self) {
+        let state = match self.random.below(8) {
+            0 => PauseState::PausedAll,
+            1 => PauseState::PausedNew,
+            _ => PauseState::Unpaused,
+        };
+        self.rig.scheduler.set_pause_state(state);
+        let plan = self.rig.plan();
+        let admits = plan.as_ref().is_some_and(|plan| !plan.admitted.is_empty());
+        match state {
+            PauseState::Unpaused => {}
+            PauseState::PausedNew => assert!(!admits),
+            PauseState::PausedAll => assert!(plan.is_none()),
+        }
+    }
+
     fn drain(&mut self) {
+        self.rig.scheduler.set_pause_state(PauseState::Unpaused);
         while !self.holds.is_empty() {
             self.release();
         }

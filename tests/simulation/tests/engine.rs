@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_engine::{
-    AdapterError, AdapterSource, EngineConfig, FinishReason, Llm, LoraConfig, OutputChunk, OutputStream, Request,
-    SamplingParams, SubmitError,
+    AdapterError, AdapterSource, EngineConfig, FinishReason, Llm, LoraConfig, OutputChunk, OutputStream, PauseMode,
+    Request, SamplingParams, SubmitError,
 };
 use halyard_models::SplitMix64;
 use halyard_platform_api::{Device, Platform};
@@ -162,6 +162,9 @@ struct Happened {
     left: u64,
     adapter_failures: u64,
     full: u64,
+    pauses: u64,
+    resets: u64,
+    paused: u64,
     device_failures: u64,
     start_failures: u64,
 }
@@ -260,6 +263,13 @@ impl World<'_> {
                     assert!(self.fault.is_some(), "kind {kind} failed without a fault: {reason}");
                     self.reasons.insert(reason.clone());
                 }
+                FinishReason::Paused => {
+                    assert!(
+                        expected.starts_with(tokens),
+                        "kind {kind}: {tokens:?} and alone {expected:?}"
+                    );
+                    self.happened.paused += 1;
+                }
                 other => panic!("kind {kind} ended by {other:?}"),
             }
         }
@@ -278,6 +288,8 @@ impl World<'_> {
             }
             (28, _) if self.random.one_in(3) => self.adapters.toggle(),
             (29, _) if self.random.one_in(4) => self.rename_adapter(),
+            (30, _) if self.random.one_in(4) => self.pause(),
+            (31, _) if self.random.one_in(4) => self.reset_cache(),
             _ => {}
         }
         // Readers that fall behind for ever would make this program's memory the test.
@@ -295,6 +307,39 @@ impl World<'_> {
         let source = AdapterSource::Folder(self.adapters.folder.join(FLEETING));
         let added: Result<(), AdapterError> = engine.add_adapter(FLEETING, source);
         assert!(added.is_ok() || self.adapters.gone, "{added:?}");
+    }
+
+    /// A pause of some mode, in which requests come and are read. Its end may come before it is complete.
+    fn pause(&mut self) {
+        let modes = [PauseMode::Abort, PauseMode::Wait, PauseMode::Keep];
+        let mode = modes[self.random.below(3) as usize];
+        let pause = self.llm.engine().pause(mode, self.random.one_in(2));
+        if mode == PauseMode::Keep || self.random.one_in(2) {
+            let paused = pause.blocking_wait();
+            assert!(paused.is_ok() || self.fault.is_some(), "{mode:?}: {paused:?}");
+            let steps = self.llm.engine().stats().steps_total;
+            for _ in 0..self.random.below(4) {
+                self.submit();
+                self.reset_cache();
+            }
+            let later = self.llm.engine().stats().steps_total;
+            assert_eq!(later, steps, "{mode:?}");
+            self.happened.pauses += 1;
+        }
+        let resumed = self.llm.engine().resume().blocking_wait();
+        assert!(resumed.is_ok() || self.fault.is_some(), "{resumed:?}");
+    }
+
+    fn reset_cache(&mut self) {
+        let takes_blocks = self.random.one_in(2);
+        let reset = self.llm.engine().reset_prefix_cache(takes_blocks).blocking_wait();
+        match reset {
+            Ok(was_reset) => {
+                assert!(was_reset || !takes_blocks);
+                self.happened.resets += u64::from(was_reset);
+            }
+            Err(error) => assert!(self.fault.is_some(), "{error}"),
+        }
     }
 
     fn is_dead(&self) -> bool {
@@ -426,6 +471,9 @@ fn an_engine_with_faults_ends_every_request_once_and_keeps_nothing() {
         all.left += happened.left;
         all.adapter_failures += happened.adapter_failures;
         all.full += happened.full;
+        all.pauses += happened.pauses;
+        all.resets += happened.resets;
+        all.paused += happened.paused;
         all.device_failures += happened.device_failures;
         all.start_failures += happened.start_failures;
         seed += 1;
@@ -441,6 +489,9 @@ fn an_engine_with_faults_ends_every_request_once_and_keeps_nothing() {
             ("readers that left", all.left),
             ("adapter failures", all.adapter_failures),
             ("full queues", all.full),
+            ("complete pauses", all.pauses),
+            ("resets of the cache", all.resets),
+            ("samples that a pause ended", all.paused),
             ("device failures", all.device_failures),
             ("failures to start", all.start_failures),
         ] {

@@ -30,7 +30,7 @@ pub enum AdapterSource {
 }
 
 /// Where an adapter's matrices are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
     /// In its file only.
@@ -68,6 +68,20 @@ pub struct AdapterStatus {
     pub disk_reads_total: u64,
     /// Seconds that all reads and copies took together.
     pub load_seconds_total: f64,
+}
+
+impl AdapterStatus {
+    /// Adds the counters that the same adapter has in another engine.
+    pub(crate) fn add(&mut self, other: &AdapterStatus) {
+        self.residency = self.residency.max(other.residency);
+        self.num_running += other.num_running;
+        self.num_waiting += other.num_waiting;
+        self.requests_total += other.requests_total;
+        self.device_hits_total += other.device_hits_total;
+        self.device_loads_total += other.device_loads_total;
+        self.disk_reads_total += other.disk_reads_total;
+        self.load_seconds_total += other.load_seconds_total;
+    }
 }
 
 /// Why an adapter was not added, removed or found.

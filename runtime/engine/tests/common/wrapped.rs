@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use halyard_platform_api::{
     AttentionRegistry, Buffer, BufferKind, Capabilities, Collective, CollectiveKind, CommandId, Communicator,
     CommunicatorDesc, CommunicatorId, DType, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpRegistry,
-    OpSpec, OpSupport, PreparedOp, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite, ops::Copy,
+    OpSpec, OpSupport, PreparedOp, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite, WeightFormat,
+    ops::Copy,
 };
 
 /// The change.
@@ -25,6 +26,8 @@ pub enum Change {
     HasMemory(MemoryInfo),
     /// It has no op of this name.
     Lacks(&'static str),
+    /// It reads weights in none of these formats.
+    LacksFormats(&'static [WeightFormat]),
     /// It reads `moe_linear` as it was before ranks had some of the experts.
     WholeExperts,
 }
@@ -70,7 +73,7 @@ impl Device for Wrapped {
 
     fn ops(&self) -> &dyn OpRegistry {
         match self.change {
-            Change::Lacks(_) | Change::WholeExperts => self,
+            Change::Lacks(_) | Change::LacksFormats(_) | Change::WholeExperts => self,
             _ => self.inner.ops(),
         }
     }
@@ -97,6 +100,9 @@ impl OpRegistry for Wrapped {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
         match self.change {
             Change::Lacks(op) if spec.name() == op => Err(Error::unsupported(format!("there is no {op} here"))),
+            Change::LacksFormats(formats) if weight_of(spec).is_some_and(|format| formats.contains(&format)) => {
+                Err(Error::unsupported("it was taken away"))
+            }
             Change::WholeExperts if matches!(spec, OpSpec::MoeLinear(op) if op.total_experts != 0) => {
                 Err(Error::unsupported("bytes past the descriptor are not 0"))
             }
@@ -107,6 +113,17 @@ impl OpRegistry for Wrapped {
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
         self.support(spec)?;
         self.inner.ops().prepare(spec)
+    }
+}
+
+/// The format of the weights that an op reads.
+fn weight_of(spec: &OpSpec) -> Option<WeightFormat> {
+    match spec {
+        OpSpec::Embedding(op) => Some(op.weight),
+        OpSpec::Linear(op) => Some(op.weight),
+        OpSpec::MoeLinear(op) => Some(op.weight),
+        OpSpec::HeadLinear(op) => Some(op.weight),
+        _ => None,
     }
 }
 
