@@ -12,6 +12,7 @@ use halyard_platform_api::hooks::{StartRecord, StatLoggerFactory as _};
 use halyard_plugin_host::{Catalog, Kind, Plugin, PluginError, SearchPath};
 
 use crate::isolation::{self, IsolationMode};
+use crate::metrics::families;
 
 /// How long a scrape waits for sinks' texts.
 const SCRAPE_PATIENCE: Duration = Duration::from_secs(2);
@@ -43,9 +44,10 @@ pub struct ChosenSink {
     pub isolation: IsolationMode,
 }
 
-/// The running stat loggers.
+/// The running stat loggers: the same ones for each engine, as each of them counts for one.
 pub struct Hooks {
-    hub: Arc<Hub>,
+    /// One an engine.
+    hubs: Vec<Arc<Hub>>,
     search: SearchPath,
     chosen: BTreeMap<String, ChosenSink>,
 }
@@ -61,10 +63,11 @@ impl Hooks {
         chosen: &[ChosenSink],
         config: HubConfig,
     ) -> Result<Hooks, StatLoggerError> {
-        Hooks::start_with(catalog, search, chosen, config, None)
+        Hooks::start_with(catalog, search, chosen, config, vec![None])
     }
 
-    /// The same with a sink of the server's own behind them, which is no plugin.
+    /// The same for each engine, with a sink of the server's own behind them, which is no plugin: `own` has one entry
+    /// an engine.
     ///
     /// # Errors
     /// As [`Hooks::start`].
@@ -73,7 +76,7 @@ impl Hooks {
         search: SearchPath,
         chosen: &[ChosenSink],
         config: HubConfig,
-        own: Option<SinkSpec>,
+        own: Vec<Option<SinkSpec>>,
     ) -> Result<Hooks, StatLoggerError> {
         let spec = |sink: &ChosenSink| {
             let source = match (linked(&sink.name), sink.isolation) {
@@ -89,23 +92,23 @@ impl Hooks {
                 source,
             })
         };
-        let mut specs = chosen.iter().map(spec).collect::<Result<Vec<_>, _>>()?;
-        specs.extend(own);
+        let specs = chosen.iter().map(spec).collect::<Result<Vec<_>, _>>()?;
+        let start = |own: Option<SinkSpec>| Hub::start(specs.iter().cloned().chain(own).collect(), config);
         Ok(Hooks {
-            hub: Hub::start(specs, config)?,
+            hubs: own.into_iter().map(start).collect::<Result<_, _>>()?,
             search,
             chosen: chosen.iter().map(|sink| (sink.name.clone(), sink.clone())).collect(),
         })
     }
 
-    /// The engine's end.
-    pub fn sender(&self) -> RecordSender {
-        self.hub.sender()
+    /// The end of engine `index`, counted from 0 in this process.
+    pub fn sender(&self, index: usize) -> RecordSender {
+        self.hubs[index].sender()
     }
 
-    /// The engine has loaded.
-    pub fn engine_started(&self, start: &StartRecord) {
-        self.hub.engine_started(start);
+    /// Engine `index` has loaded.
+    pub fn engine_started(&self, index: usize, start: &StartRecord) {
+        self.hubs[index].engine_started(start);
     }
 
     /// Where plugins are looked for.
@@ -113,14 +116,23 @@ impl Hooks {
         &self.search
     }
 
-    /// How the sinks stand.
+    /// How the sinks stand; each with the counts of all engines.
     pub fn report(&self) -> HookReport {
-        self.hub.report()
+        let mut report = self.hubs[0].report();
+        for hub in &self.hubs[1..] {
+            report.add(hub.report());
+        }
+        report
     }
 
-    /// The texts of sinks for `/metrics`. Blocks, but not for long.
+    /// The texts of sinks for `/metrics`; of several engines, each metric once with the samples of all. Blocks, but not
+    /// for long.
     pub fn expose(&self) -> Vec<String> {
-        self.hub.expose(SCRAPE_PATIENCE)
+        let [hub] = &*self.hubs else {
+            let texts = self.hubs.iter().flat_map(|hub| hub.expose(SCRAPE_PATIENCE));
+            return vec![families::merged(&texts.collect::<Vec<_>>())];
+        };
+        hub.expose(SCRAPE_PATIENCE)
     }
 
     /// Looks for the plugin `name` on the search path again and puts it, with the same configuration, in the place of
@@ -143,12 +155,22 @@ impl Hooks {
         } else {
             in_process(&catalog.load_again(catalog.find(Kind::StatLogger, name)?)?, config)?
         };
-        Ok(self.hub.reload(name, source)?)
+        // Of several engines the first one's result: the library is the same.
+        let mut reloaded = self.hubs[0].reload(name, source.clone())?;
+        for hub in &self.hubs[1..] {
+            reloaded.delivered_before += hub.reload(name, source.clone())?.delivered_before;
+        }
+        Ok(reloaded)
     }
 
     /// Gives sinks what is queued and ends them. Blocks for a few seconds at most.
     pub fn shutdown(&self) {
-        self.hub.shutdown(END_PATIENCE);
+        std::thread::scope(|scope| {
+            for hub in &self.hubs[1..] {
+                scope.spawn(|| hub.shutdown(END_PATIENCE));
+            }
+            self.hubs[0].shutdown(END_PATIENCE);
+        });
     }
 }
 

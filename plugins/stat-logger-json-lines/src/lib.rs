@@ -2,17 +2,18 @@
 //! sink of one's own.
 //!
 //! Configuration: `{"path": "stats.jsonl"}` appends to that file; `{}` writes to standard error. Each line has a `type`
-//! (`start`, `scheduler`, `iteration`, `finished`, `cache`, `lora`, `rejected`, `shutdown`); its other keys are the
-//! record's fields (docs/hooks.md).
+//! (`start`, `scheduler`, `iteration`, `finished`, `cache`, `lora`, `rejected`, `shutdown`) and the number of its
+//! engine (`engine_index`); its other keys are the record's fields (docs/hooks.md). One write appends a batch, so
+//! lines of several engines stay whole in one file.
 
 mod line;
 
 use std::fs::OpenOptions;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use halyard_platform_api::hooks::{Batch, StatLogger, StatLoggerFactory};
+use halyard_platform_api::hooks::{Batch, StatLogger, StatLoggerFactory, StatRecord};
 use halyard_platform_api::{Error, Result, Status};
 use serde::Deserialize;
 
@@ -39,10 +40,10 @@ impl StatLoggerFactory for JsonLinesFactory {
         let config: Config = serde_json::from_str(config)
             .map_err(|e| Error::invalid(format!("configuration {config}: {e}; the only key is `path`, a text")))?;
         let Some(path) = config.path else {
-            return Ok(Box::new(JsonLines {
-                name: "standard error".to_string(),
-                out: BufWriter::new(Box::new(std::io::stderr())),
-            }));
+            return Ok(Box::new(JsonLines::new(
+                "standard error".to_string(),
+                std::io::stderr(),
+            )));
         };
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|e| {
             let message = format!(
@@ -55,10 +56,7 @@ impl StatLoggerFactory for JsonLinesFactory {
                 message,
             }
         })?;
-        Ok(Box::new(JsonLines {
-            name: path.display().to_string(),
-            out: BufWriter::new(Box::new(file)),
-        }))
+        Ok(Box::new(JsonLines::new(path.display().to_string(), file)))
     }
 }
 
@@ -69,10 +67,22 @@ fn vendor_code(error: &std::io::Error) -> i64 {
 struct JsonLines {
     // For errors.
     name: String,
-    out: BufWriter<Box<dyn Write + Send>>,
+    out: Box<dyn Write + Send>,
+    engine_index: u32,
+    /// The lines of a batch.
+    lines: Vec<u8>,
 }
 
 impl JsonLines {
+    fn new(name: String, out: impl Write + Send + 'static) -> JsonLines {
+        JsonLines {
+            name,
+            out: Box::new(out),
+            engine_index: 0,
+            lines: Vec::new(),
+        }
+    }
+
     fn failed(&self, error: &std::io::Error) -> Error {
         Error {
             status: Status::Internal,
@@ -81,18 +91,24 @@ impl JsonLines {
         }
     }
 
-    fn write(&mut self, line: &serde_json::Value) -> std::io::Result<()> {
-        serde_json::to_writer(&mut self.out, line)?;
-        self.out.write_all(b"\n")
+    fn write(&mut self, records: &[StatRecord]) -> std::io::Result<()> {
+        self.lines.clear();
+        for record in records {
+            if let StatRecord::Start(start) = record {
+                self.engine_index = start.engine_index;
+            }
+            let mut line = line(record);
+            line["engine_index"] = self.engine_index.into();
+            serde_json::to_writer(&mut self.lines, &line)?;
+            self.lines.push(b'\n');
+        }
+        self.out.write_all(&self.lines)
     }
 }
 
 impl StatLogger for JsonLines {
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
-        for record in batch.records {
-            self.write(&line(record)).map_err(|e| self.failed(&e))?;
-        }
-        Ok(())
+        self.write(batch.records).map_err(|e| self.failed(&e))
     }
 
     fn flush(&mut self, _deadline: Duration) -> Result<()> {

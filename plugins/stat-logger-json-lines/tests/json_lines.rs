@@ -183,11 +183,10 @@ fn unknown_keys_and_wrong_values_are_named() {
 #[test]
 fn a_full_disk_is_an_error_and_the_logger_lives() {
     let mut logger = linked().create(r#"{"path": "/dev/full"}"#).expect("it opens");
-    log(&mut *logger, &records()).expect("held back");
-    let error = logger.flush(DEADLINE).expect_err("no space");
+    let error = log(&mut *logger, &records()).expect_err("no space");
     assert_eq!((error.status, error.vendor_code), (Status::Internal, 28));
     assert!(error.message.contains("/dev/full"), "{error}");
-    assert!(logger.flush(DEADLINE).is_err(), "an error does not poison");
+    assert!(log(&mut *logger, &records()).is_err(), "an error does not poison");
 }
 
 #[test]
@@ -195,4 +194,38 @@ fn without_a_path_it_writes_to_standard_error() {
     let mut logger = linked().create("{}").expect("standard error is there");
     log(&mut *logger, &records()).expect("taken");
     logger.flush(DEADLINE).expect("written");
+}
+
+#[test]
+fn lines_of_several_engines_in_one_file_are_whole_and_say_whose_they_are() {
+    let folder = std::env::temp_dir().join(format!("halyard-json-lines-engines-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("made");
+    let path = folder.join("stats.jsonl");
+    let config = json!({ "path": path }).to_string();
+    const LINES: usize = 400;
+    std::thread::scope(|scope| {
+        for engine_index in 0..2 {
+            let mut logger = linked().create(&config).expect("it opens");
+            scope.spawn(move || {
+                let start = StartRecord {
+                    engine_index,
+                    ..StartRecord::default()
+                };
+                log(&mut *logger, &[StatRecord::Start(start)]).expect("written");
+                // Batches longer than any buffer on the way.
+                let batch = vec![StatRecord::Iteration(IterationRecord::default()); LINES / 4];
+                (0..4).for_each(|_| log(&mut *logger, &batch).expect("written"));
+            });
+        }
+    });
+    let text = std::fs::read_to_string(&path).expect("it is there");
+    std::fs::remove_dir_all(&folder).expect("removed");
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("whole"))
+        .collect();
+    for engine_index in 0..2 {
+        let of_engine = lines.iter().filter(|line| line["engine_index"] == engine_index);
+        assert_eq!(of_engine.count(), 1 + LINES, "engine {engine_index}");
+    }
 }

@@ -11,7 +11,7 @@ const PREFACE: &str = "# Metrics
 `GET /metrics`, in Prometheus' text format. Written by a test from a server's own answer (`HALYARD_BLESS=1 cargo test -p
 halyard-e2e --test metrics_page`). Names that begin with `vllm:` are vLLM's, with its labels and buckets; `halyard:` are
 Halyard's own. Some have no line before the first event of their kind, and some belong to a flag: IO processors, logits
-processors, adapters. What stands behind them: [operator guide](operator-guide.md#metrics).
+processors, adapters, KV cache events. What stands behind them: [operator guide](operator-guide.md#metrics).
 ";
 
 /// What one metric says of itself.
@@ -86,6 +86,8 @@ async fn the_page_of_metrics_is_the_server_s() {
         "--enable-lora",
         "--stat-logger",
         "otlp={\"endpoint\": \"http://127.0.0.1:9\"}",
+        "--kv-events-config",
+        "{\"enable_kv_cache_events\": true, \"endpoint\": \"tcp://*:0\"}",
     ];
     let server = Server::tiny(&flags);
     let client = reqwest::Client::new();
