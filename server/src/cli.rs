@@ -32,7 +32,9 @@ mod documented;
 mod engine;
 mod hook_child;
 pub mod isolation;
+mod kv_events_args;
 mod listen_args;
+mod load_progress;
 mod logits_processor;
 mod lora;
 mod model_flags;
@@ -45,6 +47,7 @@ mod served;
 mod service_manager;
 mod serving;
 mod structured;
+mod trace_args;
 pub mod units;
 pub mod vllm_flags;
 

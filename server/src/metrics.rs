@@ -1,6 +1,7 @@
 //! The answer of `/metrics`: first the server's own few metrics, which do not depend on plugins, then those of stat
 //! loggers. vLLM's metrics come from the stat logger `prometheus`.
 
+pub mod families;
 pub mod text_format;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::http::response_store::StoreFigures;
+use crate::kv_events::KvEventFigures;
 
 /// The content type of [`openmetrics`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -32,6 +34,7 @@ pub fn openmetrics(
     stats: StatsSnapshot,
     hooks: HookReport,
     (io, logits): (&IoProcessors, &LogitsProcessors),
+    kv_events: Option<KvEventFigures>,
     transport: Box<dyn Collector>,
     stored: Option<StoreFigures>,
     shown: &[String],
@@ -39,7 +42,12 @@ pub fn openmetrics(
     let mut registry = Registry::default();
     io.register_metrics(&mut registry);
     logits.register_metrics(&mut registry);
-    registry.register_collector(Box::new(Own { stats, hooks, stored }));
+    registry.register_collector(Box::new(Own {
+        stats,
+        hooks,
+        kv_events,
+        stored,
+    }));
     registry.register_collector(transport);
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
@@ -59,6 +67,8 @@ pub fn openmetrics(
 struct Own {
     stats: StatsSnapshot,
     hooks: HookReport,
+    /// Events of the prefix cache, where they are published.
+    kv_events: Option<KvEventFigures>,
     /// Stored responses, where they are stored.
     stored: Option<StoreFigures>,
 }
@@ -116,6 +126,29 @@ impl Collector for Own {
             "Times that the engine waited while it handed records to the hooks",
             self.hooks.engine_waits,
         )?;
+        if let Some(events) = self.kv_events {
+            counter(
+                "halyard:kv_event_batches",
+                "Batches of KV cache events that were published",
+                events.published,
+            )?;
+            counter(
+                "halyard:kv_event_batches_dropped",
+                "Batches of KV cache events that were lost because the queue was full",
+                events.dropped,
+            )?;
+            counter(
+                "halyard:kv_event_batches_skipped",
+                "Batches of KV cache events that slow subscribers lost, of all together",
+                events.skipped,
+            )?;
+            let (name, help) = (
+                "halyard:kv_event_subscribers",
+                "Connected subscribers of KV cache events",
+            );
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::try_from(events.subscribers).unwrap_or(i64::MAX)).encode(metric)?;
+        }
         if let Some(stored) = self.stored {
             for (name, help, value) in [
                 ("halyard:stored_responses", "Stored responses", stored.responses),
@@ -227,7 +260,7 @@ mod tests {
         let stored = StoreFigures { responses: 3, bytes: 4 };
         let (io, connections) = (IoProcessors::default(), Box::new(NoConnections));
         let hooks = (&io, &LogitsProcessors::default());
-        let text = openmetrics(stats, report, hooks, connections, Some(stored), &shown).expect("formats");
+        let text = openmetrics(stats, report, hooks, None, connections, Some(stored), &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
             "halyard:nonfinite_logits_total 5",

@@ -15,6 +15,10 @@ pub mod completion;
 pub mod context;
 pub mod envelope;
 pub mod events;
+#[cfg(test)]
+mod fields_read;
+#[cfg(test)]
+mod fields_read_tests;
 pub mod kept;
 pub mod lenient;
 pub mod logits_args;

@@ -2,68 +2,14 @@
 //! in development mode only.
 
 mod common;
+#[path = "common/long_answers.rs"]
+mod long_answers;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use axum::body::Body;
-use axum::http::Request;
-use common::{Answer, Options, TestServer, fixture};
-use serde_json::{Value, json};
-use tokio::task::JoinHandle;
-
-/// Tokens of a context.
-const LONGEST: u32 = 4096;
-
-/// A server whose answers take long: thousands of tokens.
-fn server(name: &str) -> Arc<TestServer> {
-    let folder = std::env::temp_dir().join(format!("halyard-abort-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("made");
-    for file in std::fs::read_dir(fixture("llama")).expect("the fixture") {
-        let file = file.expect("a file").path();
-        std::fs::copy(&file, folder.join(file.file_name().expect("a name"))).expect("copied");
-    }
-    let config = folder.join("config.json");
-    let text = std::fs::read_to_string(&config).expect("text");
-    let longer = text.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 65536");
-    std::fs::write(&config, longer).expect("writes");
-    let server = TestServer::with(Options {
-        dev_mode: true,
-        model: Some(folder.clone()),
-        max_model_len: Some(LONGEST),
-        ..Options::default()
-    });
-    std::fs::remove_dir_all(&folder).expect("was there");
-    Arc::new(server)
-}
-
-/// Asks for as much as the context holds.
-fn ask(server: &Arc<TestServer>, route: &'static str, id: &'static str, stream: bool) -> JoinHandle<Answer> {
-    let server = Arc::clone(server);
-    tokio::spawn(async move {
-        let mut body = json!({"max_tokens": LONGEST - 96, "ignore_eos": true, "stream": stream});
-        match route {
-            "/v1/completions" => body["prompt"] = json!([5]),
-            _ => body["messages"] = json!([{"role": "user", "content": "x"}]),
-        }
-        let request = Request::post(route)
-            .header("content-type", "application/json")
-            .header("x-request-id", id);
-        server
-            .send(request.body(Body::from(body.to_string())).expect("a request"))
-            .await
-    })
-}
-
-async fn until_running(server: &TestServer, count: u64) {
-    while server.state.engine.stats().num_running != count {
-        tokio::task::yield_now().await;
-    }
-}
-
-fn finish(answer: &Value) -> &str {
-    answer["choices"][0]["finish_reason"].as_str().unwrap_or("none")
-}
+use common::{Options, TestServer};
+use long_answers::{ask, finish, server, until_running};
+use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_end_by_id_and_all_at_once() {

@@ -359,3 +359,21 @@ async fn clients_that_go_away_leave_nothing() {
     }
     panic!("{:?}", server.state.engine.stats());
 }
+
+/// A regular expression that compiles, and that no library follows for long: the request is at fault, not the engine.
+#[tokio::test]
+async fn a_constraint_that_cannot_be_followed_is_the_request_s_fault() {
+    let bomb = "(((a{1,1000}){1,1000}){1,1000}){1,1000}";
+    // The answer must not end before the library gives up.
+    let fields = json!({"max_tokens": 200, "min_tokens": 200, "structured_outputs": {"regex": bomb}});
+    let error = TestServer::new()
+        .post(COMPLETIONS, &ask(COMPLETIONS, &fields))
+        .await
+        .error(400);
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("structured output cannot go on"), "{message}");
+    assert_eq!(
+        (&error["type"], &error["code"]),
+        (&json!("invalid_request_error"), &json!("no_token_allowed"))
+    );
+}

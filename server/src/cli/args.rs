@@ -112,6 +112,19 @@ pub struct PlatformArgs {
     #[arg(long, value_name = "COUNT", env = "HALYARD_TENSOR_PARALLEL_SIZE", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub tensor_parallel_size: u32,
+    /// Copies of the model, each on --tensor-parallel-size devices of its own, from --device on. A request goes to the
+    /// copy with the least to do, and to the one that has its prefix where that saves more
+    #[arg(long, value_name = "COUNT", env = "HALYARD_DATA_PARALLEL_SIZE", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub data_parallel_size: u32,
+    /// Of --data-parallel-size servers behind a load balancer, which one this is: it runs one copy, and its metrics
+    /// have this number
+    #[arg(long, value_name = "RANK", env = "HALYARD_DATA_PARALLEL_RANK")]
+    pub data_parallel_rank: Option<u32>,
+    /// Says that --data-parallel-rank is one of several servers; needs it
+    #[arg(long, value_name = "BOOL", env = "HALYARD_DATA_PARALLEL_EXTERNAL_LB", default_value_t = false,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub data_parallel_external_lb: bool,
     /// With --tensor-parallel-size: give each device some of the experts, and these whole, instead of some columns of
     /// every expert. For models with experts
     #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_EXPERT_PARALLEL", default_value_t = false, num_args = 0..=1,
@@ -141,6 +154,35 @@ pub struct PlatformArgs {
 }
 
 impl PlatformArgs {
+    /// The number of a copy of this server, for metrics and events.
+    pub fn rank_of(&self, copy: usize) -> u32 {
+        self.data_parallel_rank.unwrap_or(copy as u32)
+    }
+
+    /// Copies of the model that this server runs.
+    ///
+    /// # Errors
+    /// A rank that is none, or that is missing.
+    pub fn num_copies(&self) -> Result<u32, ServerError> {
+        let wrong = |option, message| ServerError::Option { option, message };
+        match self.data_parallel_rank {
+            Some(rank) if rank >= self.data_parallel_size => Err(wrong(
+                "--data-parallel-rank",
+                format!(
+                    "{rank}: ranks count from 0 to --data-parallel-size ({}) less one",
+                    self.data_parallel_size
+                ),
+            )),
+            Some(_) => Ok(1),
+            None if self.data_parallel_external_lb => Err(wrong(
+                "--data-parallel-external-lb",
+                "which of the servers is this? give --data-parallel-rank; without both one server runs all copies"
+                    .to_owned(),
+            )),
+            None => Ok(self.data_parallel_size),
+        }
+    }
+
     /// What device `index` is opened with.
     ///
     /// # Errors
@@ -366,6 +408,7 @@ impl EngineArgs {
             grammars: self.structured.config(),
             hidden_states: false,
             templates: (!self.model.trust_chat_template).then(TemplateProcesses::shared),
+            kv_events: None,
         }
     }
 }

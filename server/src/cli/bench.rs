@@ -6,13 +6,14 @@ mod latency;
 mod report;
 mod serve;
 mod startup;
+mod sweep;
 mod throughput;
 mod workload;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use halyard_engine::EngineHandle;
+use halyard_engine::Replicas;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{EngineArgs, LogArgs};
@@ -30,6 +31,9 @@ pub enum BenchCommand {
     Serve(Box<serve::ServeBenchArgs>),
     /// Time from starting the process until the server is ready
     Startup(Box<startup::StartupArgs>),
+    /// Many runs: a grid over options of the server and of the bench, with a report
+    #[command(subcommand)]
+    Sweep(sweep::SweepCommand),
 }
 
 /// Runs a bench.
@@ -42,6 +46,7 @@ pub fn run(command: BenchCommand) -> Result<(), ServerError> {
         BenchCommand::Throughput(args) => throughput::run(&args),
         BenchCommand::Serve(args) => serve::run(&args),
         BenchCommand::Startup(args) => startup::run(&args),
+        BenchCommand::Sweep(command) => sweep::run(&command),
     }
 }
 
@@ -70,7 +75,7 @@ impl EngineBenchArgs {
         self.lora.unwrap_or(0)
     }
 
-    fn start_engine(&self) -> Result<EngineHandle, ServerError> {
+    fn start_engine(&self) -> Result<Replicas, ServerError> {
         // Figures are what a bench prints: of the log only what is wrong, unless more was asked for.
         let level = match self.log.log_level.as_str() {
             "info" => "warn",
@@ -84,7 +89,7 @@ impl EngineBenchArgs {
         let model = super::runtime()?.block_on(self.engine.resolve_model())?;
         let mut args = self.engine.clone();
         args.lora.serve_dummies(self.lora, self.lora_rank);
-        let hooks = args.hooks(&chosen, Vec::new(), None)?;
+        let hooks = args.hooks(&chosen, Vec::new(), |_| None)?;
         let engine = args.start(&chosen, &model, &hooks, &model.name)?;
         let info = engine.info();
         say!(

@@ -4,7 +4,7 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use clap::Args;
-use halyard_engine::{EngineHandle, FinishReason, Request};
+use halyard_engine::{FinishReason, Replicas, Request};
 use serde_json::{Value, json};
 
 use super::args::{EngineArgs, LogArgs};
@@ -74,7 +74,7 @@ struct ClientArgs {
 /// The role of the answer.
 enum Answerer {
     Server { client: ServerClient, model: String },
-    Engine(EngineHandle, Parsers),
+    Engine(Replicas, Parsers),
 }
 
 /// Runs `halyard chat`.
@@ -184,14 +184,14 @@ impl Answerer {
         let model = engine.resolve_model().await?;
         let engine = engine.clone();
         let loading = tokio::task::spawn_blocking(move || {
-            let hooks = engine.hooks(&chosen, Vec::new(), None)?;
+            let hooks = engine.hooks(&chosen, Vec::new(), |_| None)?;
             engine.start(&chosen, &model, &hooks, &model.name)
         });
         let started = loading
             .await
             .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))?;
         let engine = started?;
-        let format = parser_args::format(None, reasoning, engine.response_template())?;
+        let format = parser_args::format(None, reasoning, engine.first().response_template())?;
         let parsers = Parsers::new(&format, engine.tokenizer());
         Ok(Answerer::Engine(engine, parsers))
     }
@@ -257,7 +257,7 @@ impl Printer {
 }
 
 async fn generate(
-    engine: &EngineHandle,
+    engine: &Replicas,
     parsers: &Parsers,
     api: &Api,
     body: Value,
@@ -299,7 +299,7 @@ async fn generate(
 }
 
 /// Reads a body as the server would, so that both ways give the same answer.
-fn read(engine: &EngineHandle, parsers: &Parsers, api: &Api, body: Value) -> Result<Generation, ServerError> {
+fn read(engine: &Replicas, parsers: &Parsers, api: &Api, body: Value) -> Result<Generation, ServerError> {
     let info = engine.info();
     let serving = ServingDefaults::default();
     let context = ModelContext {

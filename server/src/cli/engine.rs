@@ -4,27 +4,28 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use halyard_engine::{EngineConfig, EngineHandle, LoadProgress};
+use halyard_engine::{EngineConfig, EngineHandle, KvEventSink, LoadProgress, Replicas};
 use halyard_hooks::{HubConfig, SinkSpec};
 use halyard_platform_api::hooks::StartRecord;
 use halyard_platform_api::{DType, Device, DeviceInfo};
 use halyard_plugin_host::{Catalog, Rejection, select_platform};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::EngineArgs;
 use super::chosen_hook::ChosenHook;
 use super::isolation::{check_names, mode_of};
+use super::load_progress::Shown;
 use crate::error::ServerError;
 use crate::hooks::{ChosenSink, Hooks};
 use crate::source::{self, ResolvedModel};
 
-/// A platform's device, or the devices that share a model, chosen and not yet in use.
+/// A platform's device, or the devices that share a model, chosen and not yet in use; for each copy of the model.
 pub struct ChosenDevice {
     /// Platform name and version, for messages.
     pub platform: String,
     /// The device's name, for messages; of several, their number and the first one's.
     pub device_name: String,
-    devices: Vec<Arc<dyn Device>>,
+    /// By copy, in the order of ranks.
+    copies: Vec<Vec<Arc<dyn Device>>>,
     rejected: Vec<Rejection>,
     catalog: Catalog,
 }
@@ -35,9 +36,14 @@ impl ChosenDevice {
         &self.catalog
     }
 
-    /// The devices, in the order of ranks.
+    /// The devices of all copies, in the order of ranks.
     pub fn devices(&self) -> impl Iterator<Item = &DeviceInfo> {
-        self.devices.iter().map(|device| device.info())
+        self.copies.iter().flatten().map(|device| device.info())
+    }
+
+    /// Copies of the model that this server runs.
+    pub fn num_copies(&self) -> usize {
+        self.copies.len()
     }
 
     /// The platforms that were looked at and not chosen, and why.
@@ -76,13 +82,15 @@ impl EngineArgs {
                 source,
             })
         };
-        let devices = indices.iter().map(open).collect::<Result<_, _>>()?;
+        let devices = indices.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let size = self.platform.tensor_parallel_size as usize;
+        let copies = devices.chunks(size).map(<[_]>::to_vec).collect();
         let path = selected.plugin.path();
         tracing::info!(platform = name, version, device = device_name, ?path, "platform chosen");
         Ok(ChosenDevice {
             platform: format!("{name} {version}"),
             device_name,
-            devices,
+            copies,
             rejected: selected.rejected,
             catalog,
         })
@@ -91,6 +99,7 @@ impl EngineArgs {
     /// Indices of the devices to open, all of them there.
     fn device_indices(&self, platform: &str, count: usize) -> Result<Vec<u32>, ServerError> {
         let (first, size) = (self.platform.device, self.platform.tensor_parallel_size);
+        let copies = self.platform.num_copies()?;
         if first as usize >= count {
             let message =
                 format!("{first}: platform {platform} has {count} device(s), numbered from 0; see `halyard platforms`");
@@ -110,7 +119,18 @@ impl EngineArgs {
                 message,
             });
         }
-        Ok((first..first + size).collect())
+        let all = u64::from(size) * u64::from(copies);
+        if all > left as u64 {
+            let message = format!(
+                "{copies} copies on {size} device(s) each need {all}: platform {platform} has {count} device(s), \
+                 {left} from --device {first} on; see `halyard platforms`"
+            );
+            return Err(ServerError::Option {
+                option: "--data-parallel-size",
+                message,
+            });
+        }
+        Ok((first..first + size * copies).collect())
     }
 
     /// Finds the model and the overrides of its files; fetches missing files.
@@ -124,7 +144,7 @@ impl EngineArgs {
         Ok(ResolvedModel { overrides, ..resolved })
     }
 
-    /// Loads the model onto the device and starts the engine. Blocks.
+    /// Loads the model onto its devices and starts an engine for each copy. Blocks.
     ///
     /// # Errors
     /// A fault of the model, its memory or a stat logger.
@@ -134,32 +154,68 @@ impl EngineArgs {
         model: &ResolvedModel,
         hooks: &Hooks,
         served_name: &str,
-    ) -> Result<EngineHandle, ServerError> {
-        let mut config = self.config(model);
-        config.model.dtype = dtype_of_device(config.model.dtype, chosen.devices[0].info());
-        let files = config.model.open()?;
-        let recorded = config.clone();
-        let bar = ProgressBar::new(files.weight_bytes);
-        let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        let mut show = |progress: LoadProgress| {
-            bar.set_message(progress.stage);
-            bar.set_length(progress.total_bytes);
-            bar.set_position(progress.done_bytes);
-        };
-        let started = EngineHandle::start_on(config, &chosen.devices, files, hooks.sender(), &mut show);
-        bar.finish_and_clear();
-        let engine = started?;
-        hooks.engine_started(&start_record(&engine, chosen, &recorded, served_name));
-        engine.tell_adapters();
-        for note in &engine.info().notes {
-            tracing::info!("{note}");
-        }
-        Ok(engine)
+    ) -> Result<Replicas, ServerError> {
+        self.start_with(chosen, model, hooks, served_name, &[])
     }
 
-    /// Starts the stat loggers of `--stat-logger`, after those of `always` that it does not name, and `own` as the
-    /// last.
+    /// The same with listeners to events of the prefix cache: one a copy, or none.
+    ///
+    /// # Errors
+    /// As [`EngineArgs::start`].
+    pub fn start_with(
+        &self,
+        chosen: &ChosenDevice,
+        model: &ResolvedModel,
+        hooks: &Hooks,
+        served_name: &str,
+        kv_events: &[Arc<dyn KvEventSink>],
+    ) -> Result<Replicas, ServerError> {
+        let mut config = self.config(model);
+        config.model.dtype = dtype_of_device(config.model.dtype, chosen.copies[0][0].info());
+        let start = |copy: usize, progress: &mut dyn FnMut(LoadProgress)| {
+            let files = config.model.open()?;
+            let devices = &chosen.copies[copy];
+            let config = EngineConfig {
+                kv_events: kv_events.get(copy).cloned(),
+                ..config.clone()
+            };
+            Ok::<_, ServerError>(EngineHandle::start_on(
+                config,
+                devices,
+                files,
+                hooks.sender(copy),
+                progress,
+            )?)
+        };
+        let mut shown = Shown::new();
+        let mut show = |progress: LoadProgress| shown.show(progress);
+        // Copies load side by side; the first one's progress stands for all.
+        let started = std::thread::scope(|scope| {
+            let load = |copy| scope.spawn(move || start(copy, &mut |_| {}));
+            let others: Vec<_> = (1..chosen.copies.len()).map(load).collect();
+            let first = start(0, &mut show);
+            let others = others.into_iter().map(|other| match other.join() {
+                Ok(engine) => engine,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            std::iter::once(first).chain(others).collect::<Result<Vec<_>, _>>()
+        });
+        shown.end();
+        let mut engines = started?;
+        for (copy, engine) in engines.iter().enumerate() {
+            let rank = self.platform.rank_of(copy);
+            hooks.engine_started(copy, &start_record(engine, rank, chosen, &config, served_name));
+            engine.tell_adapters();
+        }
+        for note in &engines[0].info().notes {
+            tracing::info!("{note}");
+        }
+        let first = engines.remove(0);
+        Ok(Replicas::new(first, engines))
+    }
+
+    /// Starts the stat loggers of `--stat-logger` for each copy of the model, after those of `always` that it does not
+    /// name, and `own` of the copy's number as the last.
     ///
     /// # Errors
     /// A name that is no stat logger, a library or a configuration that does not start.
@@ -167,7 +223,7 @@ impl EngineArgs {
         &self,
         chosen: &ChosenDevice,
         always: Vec<ChosenSink>,
-        own: Option<SinkSpec>,
+        own: impl Fn(usize) -> Option<SinkSpec>,
     ) -> Result<Hooks, ServerError> {
         let mut sinks: Vec<ChosenSink> = Vec::new();
         for text in &self.platform.stat_loggers {
@@ -195,7 +251,7 @@ impl EngineArgs {
             self.plugins.search_path()?,
             &all,
             config,
-            own,
+            (0..chosen.num_copies()).map(own).collect(),
         )?)
     }
 }
@@ -221,10 +277,16 @@ fn dtype_of_device(asked: Option<DType>, facts: &DeviceInfo) -> Option<DType> {
 }
 
 /// The record that stat loggers get of an engine that has loaded.
-fn start_record(engine: &EngineHandle, chosen: &ChosenDevice, config: &EngineConfig, name: &str) -> StartRecord {
+fn start_record(
+    engine: &EngineHandle,
+    engine_index: u32,
+    chosen: &ChosenDevice,
+    config: &EngineConfig,
+    name: &str,
+) -> StartRecord {
     let info = engine.info();
     StartRecord {
-        engine_index: 0,
+        engine_index,
         tensor_parallel_size: info.tensor_parallel_size,
         max_model_len: info.max_model_len,
         max_num_seqs: info.max_num_seqs,

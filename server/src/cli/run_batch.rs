@@ -90,7 +90,13 @@ async fn answer(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServerError> {
     let state = prepared.state;
-    let running = state.engine.info().max_num_seqs.saturating_mul(2);
+    let copies = u32::try_from(state.engine.engines().len()).unwrap_or(u32::MAX);
+    let running = state
+        .engine
+        .info()
+        .max_num_seqs
+        .saturating_mul(copies)
+        .saturating_mul(2);
     let asked = args.batch_concurrency.unwrap_or(running);
     let limits = BatchLimits {
         in_flight: usize::try_from(asked).unwrap_or(usize::MAX),

@@ -14,6 +14,7 @@ use super::listen_args::{ListenArgs, TlsArgs};
 use super::responses_args::ResponsesArgs;
 use super::served::{Door, Prepared, RequestHooks, ServedArgs};
 use super::service_manager::{self, Passed};
+use super::trace_args::TraceArgs;
 use super::units::show_bytes;
 use crate::error::ServerError;
 use crate::http::auth::{ApiKeys, KeySources};
@@ -42,6 +43,8 @@ pub struct ServeArgs {
     connections: ConnectionArgs,
     #[command(flatten)]
     served: ServedArgs,
+    #[command(flatten)]
+    traces: TraceArgs,
     #[command(flatten)]
     responses: ResponsesArgs,
 }
@@ -94,13 +97,18 @@ struct HttpArgs {
     /// Serve no page at /ui
     #[arg(long, env = "HALYARD_NO_UI", default_value_t = false)]
     no_ui: bool,
-    /// Serve the routes for development: POST /abort_requests. VLLM_SERVER_DEV_MODE=1 does the same
+    /// Serve no OpenAPI document at /openapi.json and no page of it at /docs
+    #[arg(long, value_name = "BOOL", env = "HALYARD_DISABLE_FASTAPI_DOCS", default_value_t = false, num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    disable_fastapi_docs: bool,
+    /// Serve the routes for development: /abort_requests, /pause, /resume, /is_paused, /reset_prefix_cache.
+    /// VLLM_SERVER_DEV_MODE=1 does the same
     #[arg(long, env = "HALYARD_SERVER_DEV_MODE", default_value_t = false)]
     server_dev_mode: bool,
 }
 
 impl HttpArgs {
-    /// Whether routes for development are served: they let every client with a key end the requests of others.
+    /// Whether routes for development are served: they let every client with a key end or hold the requests of others.
     fn has_dev_routes(&self) -> bool {
         let of_vllm = std::env::var(VLLM_DEV_MODE_VARIABLE);
         self.server_dev_mode || of_vllm.is_ok_and(|value| value.trim().parse::<i64>().is_ok_and(|on| on != 0))
@@ -112,7 +120,7 @@ impl HttpArgs {
 ///
 /// # Errors
 /// [`ServerError`].
-pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), ServerError> {
+pub fn run(mut args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), ServerError> {
     let start = Instant::now();
     logging::start(&args.served.log.log_level, args.served.log.log_format)?;
     if let Some(path) = &args.file.config {
@@ -143,6 +151,8 @@ pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), S
         tracing::debug!("{name}: {why}");
     }
     args.served.parsers.check()?;
+    let loggers = &mut args.served.engine.platform.stat_loggers;
+    loggers.extend(args.traces.stat_logger(loggers, |name| std::env::var(name).ok())?);
     let passed = service_manager::passed_sockets()?;
     let tls = args.tls.tls()?;
     let chosen = args.served.engine.choose_device()?;
@@ -245,6 +255,7 @@ impl ServeArgs {
             responses: self.responses.store(),
             has_ui: !self.http.no_ui,
             dev_mode: self.http.has_dev_routes(),
+            has_docs: !self.http.disable_fastapi_docs,
         };
         self.served.prepare(chosen, hooks, door).await
     }

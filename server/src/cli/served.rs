@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use clap::Args;
+use halyard_engine::KvEventSink;
 use halyard_request_hooks::{IoProcessors, LogitsProcessors};
 use halyard_scheduler::Policy;
 
 use super::args::{EngineArgs, LogArgs};
 use super::chosen_hook::IoProcessorArgs;
 use super::engine::ChosenDevice;
+use super::kv_events_args::KvEventsArgs;
 use super::logits_processor::{LoadedProcessors, LogitsProcessorArgs};
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::parser_args::ParserArgs;
@@ -46,6 +48,8 @@ pub struct ServedArgs {
     logits: LogitsProcessorArgs,
     #[command(flatten)]
     lora: LoraServeArgs,
+    #[command(flatten)]
+    kv_events: KvEventsArgs,
     /// The log.
     #[command(flatten)]
     pub log: LogArgs,
@@ -108,13 +112,19 @@ impl ServedArgs {
         let ui = door
             .has_ui
             .then(|| Ui::new(chosen.devices(), chosen.rejected().to_vec()));
-        let own = ui.as_ref().map(sink);
+        let own = |copy| ui.as_ref().map(|ui| sink(ui, copy));
         let hooks = Arc::new(self.engine.hooks(&chosen, self.stats.always()?, own)?);
+        let has_prefix_cache = !self.engine.cache.no_enable_prefix_caching;
+        let ranks = (0..chosen.num_copies()).map(|copy| self.engine.platform.rank_of(copy));
+        let kv_events = self.kv_events.publishers(has_prefix_cache, ranks).await?;
+        let listeners = kv_events.iter().cloned();
+        let listeners: Vec<_> = listeners.map(|publisher| publisher as Arc<dyn KvEventSink>).collect();
         let (engine_args, task_model, task_hooks) = (self.engine.clone(), model.clone(), hooks.clone());
         let served_name = model_names[0].clone();
         let platform = format!("{}: {}", chosen.platform, chosen.device_name);
-        let loading =
-            tokio::task::spawn_blocking(move || engine_args.start(&chosen, &task_model, &task_hooks, &served_name));
+        let loading = tokio::task::spawn_blocking(move || {
+            engine_args.start_with(&chosen, &task_model, &task_hooks, &served_name, &listeners)
+        });
         let engine = loading
             .await
             .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
@@ -142,7 +152,7 @@ impl ServedArgs {
             responses: door.responses,
             parsers: self
                 .parsers
-                .parsers(&engine)?
+                .parsers(engine.first())?
                 .binding_reasoning(self.engine.structured.binds_reasoning()),
             hooks,
             priority_scheduling: self.engine.scheduling.scheduling_policy == Policy::Priority,
@@ -150,8 +160,10 @@ impl ServedArgs {
             in_flight: AtomicU64::new(0),
             abortable: Arc::default(),
             dev_mode: door.dev_mode,
+            has_docs: door.has_docs,
             io,
             logits: LogitsProcessors::default(),
+            kv_events,
             lora: LoraState::default(),
             ui,
             engine,
@@ -167,7 +179,7 @@ impl ServedArgs {
                 message: format!("`{}` is a name of the base model; choose another", adapter.name),
             });
         }
-        state.logits = self.logits.start(logits, &state.engine)?;
+        state.logits = self.logits.start(logits, state.engine.first())?;
         let resolvers = start_resolvers(resolvers, &state.model_names[0])?;
         state.lora = LoraState::new(self.lora.allows_updates(), resolvers);
         if self.lora.allows_updates() && state.api_keys.is_empty() {
@@ -217,6 +229,8 @@ pub struct Door {
     pub has_ui: bool,
     /// Routes for development are served.
     pub dev_mode: bool,
+    /// The OpenAPI document and its page are served.
+    pub has_docs: bool,
 }
 
 impl RequestArgs {

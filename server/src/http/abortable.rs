@@ -9,7 +9,9 @@ use futures::stream::{self, BoxStream};
 use halyard_engine::{FinishReason, OutputChunk};
 use tokio::sync::watch;
 
+use crate::api_error::ApiError;
 use crate::openai::api::Api;
+use crate::openai::refusals::failure;
 
 /// The generation requests that run, by the ids that clients know.
 #[derive(Debug, Default)]
@@ -71,9 +73,12 @@ impl AbortSeat {
         }
     }
 
-    /// Whether the answer ends as it is, without an error: it was ended, and its API has a word for that.
-    pub(super) fn ends_as_it_is(&self) -> bool {
-        self.says_abort && *self.running.abort.borrow()
+    /// The error of a chunk that is no answer's end. None where the operator ended it and its API has a word for that:
+    /// then the answer ends as it is.
+    pub(super) fn failure(&self, chunk: &OutputChunk) -> Option<ApiError> {
+        let finish = chunk.finish.as_ref()?;
+        let was_ended = *finish == FinishReason::Paused || *self.running.abort.borrow();
+        failure(finish).filter(|_| !(self.says_abort && was_ended))
     }
 
     /// The chunks of one prompt until the request is ended: then each of its `num_samples` that has not finished does.

@@ -19,7 +19,6 @@ use super::response_store::Keeper;
 use super::state::InFlight;
 use crate::api_error::ApiError;
 use crate::openai::answer::{AnswerWriter, Stage};
-use crate::openai::refusals::failure;
 use crate::ui::Ticket;
 
 /// What the engine generates, by prompt.
@@ -68,12 +67,7 @@ pub(super) async fn whole_answer(exchange: Exchange, mut chunks: Chunks) -> Resu
         seat,
     } = exchange;
     while let Some((prompt, chunk)) = chunks.next().await {
-        if let Some(error) = chunk
-            .finish
-            .as_ref()
-            .and_then(failure)
-            .filter(|_| !seat.ends_as_it_is())
-        {
+        if let Some(error) = seat.failure(&chunk) {
             return Err(error);
         }
         writer.collect(prompt, chunk);
@@ -157,12 +151,7 @@ impl Exchange {
     /// The events of a chunk in a stream.
     pub(super) async fn events(&mut self, prompt: usize, mut chunk: OutputChunk) -> Result<String, ApiError> {
         let last = chunk.finish.is_some();
-        if let Some(error) = chunk
-            .finish
-            .as_ref()
-            .and_then(failure)
-            .filter(|_| !self.seat.ends_as_it_is())
-        {
+        if let Some(error) = self.seat.failure(&chunk) {
             return Err(error);
         }
         if !self.io.is_passive() && (last || !chunk.text.is_empty()) {

@@ -79,7 +79,7 @@ pub async fn server(State(state): State<Arc<AppState>>) -> Json<Value> {
         "max_running_requests": info.max_num_seqs,
         "max_num_reqs": info.max_num_seqs,
         "tp_size": info.tensor_parallel_size,
-        "dp_size": 1,
+        "dp_size": state.engine.engines().len(),
         "is_embedding": false,
     }))
 }

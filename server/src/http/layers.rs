@@ -19,6 +19,7 @@ use super::request_id::with_request_id;
 use super::state::AppState;
 use crate::api_error::{ApiError, clip};
 use crate::openai::apis::APIS;
+use crate::openapi::page;
 use crate::ui::assets;
 
 /// Routes with their layers.
@@ -62,7 +63,8 @@ async fn require_key(State(state): State<Arc<AppState>>, mut request: Request, n
     let open = OPEN_ROUTES.contains(&path)
         || (path == "/metrics" && state.serving.metrics_without_key)
         // A browser can send no key with the address of a page; the files tell nothing of this server.
-        || (state.ui.is_some() && assets::has(path));
+        || (state.ui.is_some() && assets::has(path))
+        || (state.has_docs && page::has(path));
     if !open {
         match state.api_keys.check(request.headers()) {
             Ok(Some(key)) => drop(request.extensions_mut().insert(key)),

@@ -109,7 +109,8 @@ pub async fn set_log_level(State(state): State<Arc<AppState>>, request: Request)
     }
     let (parts, body) = request.into_parts();
     let body = read_object(&parts.headers, body, SHORT_BYTES).await?;
-    let Some(level) = body["level"].as_str() else {
+    // An empty one would end the log.
+    let Some(level) = body["level"].as_str().filter(|level| !level.trim().is_empty()) else {
         let message = "level must be a string: error, warn, info, debug, trace, or target=level pairs";
         return Err(ApiError::field("level", message));
     };

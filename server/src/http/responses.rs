@@ -49,7 +49,7 @@ fn key(request: &Request) -> Option<KeyDigest> {
 }
 
 /// The fields of a query.
-fn query<T: for<'a> Deserialize<'a>>(request: &Request) -> Result<T, ApiError> {
+pub(super) fn query<T: for<'a> Deserialize<'a>>(request: &Request) -> Result<T, ApiError> {
     let read = Query::try_from_uri(request.uri()).map(|Query(fields)| fields);
     read.map_err(|error| ApiError::new(StatusCode::BAD_REQUEST, error.body_text()))
 }

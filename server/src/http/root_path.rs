@@ -25,6 +25,11 @@ impl RootPath {
         }
     }
 
+    /// The path; empty: none.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// Takes the path off a request's address. Others stay as they are.
     pub(super) fn take_off<B>(&self, request: &mut Request<B>) {
         if self.0.is_empty() {

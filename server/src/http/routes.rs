@@ -16,16 +16,19 @@ use serde_json::{Value, json};
 use super::abort::abort_requests;
 use super::admin;
 use super::conversion::{convert, read};
+use super::docs;
 use super::generate::generate;
 use super::info;
 use super::layers::{draining, with_layers};
 use super::lora::{load_adapter, unload_adapter};
+use super::pause;
 use super::reload;
 use super::response_store::ResponseStore;
 use super::responses;
 use super::state::AppState;
 use super::ui;
 use crate::api_error::ApiError;
+use crate::kv_events::KvEventFigures;
 use crate::metrics::{self, text_format};
 use crate::openai::api::Api;
 use crate::openai::apis::APIS;
@@ -74,11 +77,25 @@ pub fn router(state: Arc<AppState>) -> Router {
         Some(_) => with_ui(routes),
         None => routes,
     };
+    let routes = match state.has_docs {
+        true => with_docs(routes),
+        false => routes,
+    };
     let routes = match state.dev_mode {
-        true => routes.route("/abort_requests", only(post(abort_requests))),
+        true => with_development(routes),
         false => routes,
     };
     with_layers(routes, state)
+}
+
+/// Routes of vLLM's development mode.
+fn with_development(routes: Router<Arc<AppState>>) -> Router<Arc<AppState>> {
+    routes
+        .route("/abort_requests", only(post(abort_requests)))
+        .route("/pause", only(post(pause::pause)))
+        .route("/resume", only(post(pause::resume)))
+        .route("/is_paused", only(get(pause::is_paused)))
+        .route("/reset_prefix_cache", only(post(pause::reset_prefix_cache)))
 }
 
 /// The page and its data.
@@ -89,6 +106,15 @@ fn with_ui(routes: Router<Arc<AppState>>) -> Router<Arc<AppState>> {
         .route("/ui/{file}", only(get(ui::file)))
         .route("/ui/data", only(get(ui::data)))
         .route("/ui/system", only(get(ui::system)))
+}
+
+/// The OpenAPI document, and the page that shows it.
+fn with_docs(routes: Router<Arc<AppState>>) -> Router<Arc<AppState>> {
+    routes
+        .route("/openapi.json", only(get(docs::document)))
+        .route("/docs", only(get(docs::to_page)))
+        .route("/docs/", only(get(docs::page_file)))
+        .route("/docs/{file}", only(get(docs::file)))
 }
 
 fn only(routes: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
@@ -210,6 +236,11 @@ async fn metrics_route(State(state): State<Arc<AppState>>, headers: HeaderMap) -
         state.engine.stats(),
         state.hooks.report(),
         (&state.io, &state.logits),
+        state
+            .kv_events
+            .iter()
+            .map(|publisher| publisher.figures())
+            .reduce(KvEventFigures::plus),
         state.transport.collector(),
         state.responses.as_ref().map(ResponseStore::figures),
         &shown,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
-use halyard_engine::EngineHandle;
+use halyard_engine::Replicas;
 use halyard_request_hooks::{IoProcessors, LogitsProcessors, LoraResolvers};
 
 use super::abortable::Abortable;
@@ -15,6 +15,7 @@ use super::text_work::TextWork;
 use super::transport::Transport;
 use crate::api_error::{ApiError, clip};
 use crate::hooks::Hooks;
+use crate::kv_events::KvEventPublisher;
 use crate::openai::parsers::Parsers;
 use crate::openai::policy::{Limits, ServingDefaults};
 use crate::ui::Ui;
@@ -52,7 +53,7 @@ impl LoraState {
 /// Shared by all routes.
 pub struct AppState {
     /// The engine.
-    pub engine: EngineHandle,
+    pub engine: Replicas,
     /// Names of the model; the first one is used in answers.
     pub model_names: Vec<String>,
     /// Where the model was loaded from, for `/v1/models`.
@@ -79,10 +80,14 @@ pub struct AppState {
     pub abortable: Arc<Abortable>,
     /// Routes for development are served, as vLLM's with VLLM_SERVER_DEV_MODE.
     pub dev_mode: bool,
+    /// The OpenAPI document and its page are served.
+    pub has_docs: bool,
     /// The IO processors of generation requests and their answers.
     pub io: IoProcessors,
     /// The logits processors of generation requests.
     pub logits: LogitsProcessors,
+    /// Who publishes events of the prefix cache.
+    pub kv_events: Vec<Arc<KvEventPublisher>>,
     /// Adapters: the routes that change them, and the resolvers.
     pub lora: LoraState,
     /// Stored responses, where they are stored.

@@ -54,7 +54,12 @@ pub async fn file(headers: HeaderMap, PathOf(name): PathOf<String>) -> Result<Re
         let message = format!("the page has no file `{}`", clip(&name));
         return Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("unknown_route"));
     };
-    let mut response = match is_known(&headers, file) {
+    Ok(answer(&headers, file))
+}
+
+/// A file, or that the browser has it.
+pub(super) fn answer(headers: &HeaderMap, file: &'static Asset) -> Response {
+    let mut response = match is_known(headers, file) {
         true => StatusCode::NOT_MODIFIED.into_response(),
         false => ([(header::CONTENT_TYPE, file.content_type)], file.bytes).into_response(),
     };
@@ -65,7 +70,7 @@ pub async fn file(headers: HeaderMap, PathOf(name): PathOf<String>) -> Result<Re
     if let Ok(etag) = HeaderValue::from_str(&file.etag) {
         answered.insert(header::ETAG, etag);
     }
-    Ok(response)
+    response
 }
 
 /// Whether the browser has these bytes.

@@ -95,7 +95,7 @@ pub fn from_openmetrics(text: &str) -> String {
 }
 
 /// `# HELP name text`, `# TYPE name kind`, `# UNIT name unit`.
-fn descriptor_line(line: &str) -> Option<(&str, &str, &str)> {
+pub(super) fn descriptor_line(line: &str) -> Option<(&str, &str, &str)> {
     let (field, rest) = line.strip_prefix("# ")?.split_once(' ')?;
     let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
     matches!(field, "HELP" | "TYPE" | "UNIT").then_some((field, name, rest))

@@ -26,6 +26,8 @@ impl Body {
 
     /// A field that is still there; null where it is not.
     pub fn get(&self, name: &str) -> &Value {
+        #[cfg(test)]
+        super::fields_read::note_name(name);
         self.0.get(name).unwrap_or(&Value::Null)
     }
 
@@ -34,6 +36,8 @@ impl Body {
     /// # Errors
     /// 400 with the path of the field, what was found and what belongs there.
     pub fn take<T: DeserializeOwned>(&mut self) -> Result<T, ApiError> {
+        #[cfg(test)]
+        super::fields_read::note::<T>();
         serde_path_to_error::deserialize(Fields(&mut self.0)).map_err(|error| {
             let path = error.path().to_string();
             let inner = error.into_inner();

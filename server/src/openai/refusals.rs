@@ -109,6 +109,13 @@ pub fn failure(finish: &FinishReason) -> Option<ApiError> {
                 ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("aborted")
             })
         }
+        FinishReason::Paused => {
+            let message = "the request was aborted: the operator paused this server";
+            Some(ApiError {
+                retry_after_s: Some(1),
+                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("aborted")
+            })
+        }
         FinishReason::Error(reason) => {
             let message = format!("the engine failed on this request: {reason}");
             Some(internal(&message).with_code("engine_error"))

@@ -111,6 +111,12 @@ impl StreamFields {
     }
 }
 
+/// The fields of `stream_options`.
+#[cfg(test)]
+pub(super) fn stream_option_shapes() -> super::fields_read::Shapes {
+    super::fields_read::shapes::<StreamOptionFields>().1
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,10 +17,10 @@ pub struct Asset {
     pub etag: String,
 }
 
-const HTML: &str = "text/html; charset=utf-8";
-const CSS: &str = "text/css; charset=utf-8";
-const SCRIPT: &str = "text/javascript; charset=utf-8";
-const SVG: &str = "image/svg+xml";
+pub(crate) const HTML: &str = "text/html; charset=utf-8";
+pub(crate) const CSS: &str = "text/css; charset=utf-8";
+pub(crate) const SCRIPT: &str = "text/javascript; charset=utf-8";
+pub(crate) const SVG: &str = "image/svg+xml";
 
 macro_rules! files {
     ($($name:literal: $kind:expr),* $(,)?) => {
@@ -45,7 +45,12 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
         "system.js": SCRIPT,
         "tokens.js": SCRIPT,
     ];
-    let asset = |(name, content_type, bytes): (&'static str, &'static str, &'static [u8])| {
+    files.into_iter().map(Asset::new).collect()
+});
+
+impl Asset {
+    /// A file of a name and a type.
+    pub(crate) fn new((name, content_type, bytes): (&'static str, &'static str, &'static [u8])) -> Asset {
         let digest = Sha256::digest(bytes);
         let hex: String = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
         Asset {
@@ -54,9 +59,8 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
             bytes,
             etag: format!("\"{hex}\""),
         }
-    };
-    files.into_iter().map(asset).collect()
-});
+    }
+}
 
 /// The file of a name below `/ui/`; the empty name is the page.
 pub fn asset(name: &str) -> Option<&'static Asset> {

@@ -51,6 +51,16 @@ pub(super) struct Live {
     /// In order of time; seconds in which nothing happened are absent.
     seconds: VecDeque<Second>,
     durations: VecDeque<Durations>,
+    /// By engine: the last values of its gauges.
+    engines: Vec<Gauges>,
+}
+
+/// Gauges of one engine.
+#[derive(Clone, Debug, Default)]
+struct Gauges {
+    running: u32,
+    waiting: u32,
+    kv_usage: f64,
 }
 
 /// Durations of the last five minutes in milliseconds.
@@ -143,6 +153,7 @@ impl Live {
         Live {
             seconds: VecDeque::new(),
             durations: VecDeque::new(),
+            engines: Vec::new(),
         }
     }
 
@@ -165,20 +176,34 @@ impl Live {
         }
     }
 
-    /// The scheduler's state.
-    pub(super) fn scheduler(&mut self, record: &SchedulerRecord) {
-        let second = self.second(record.unix_ns);
-        second.preempted += u64::from(record.num_preempted);
-        second.running = (second.running.0.max(record.num_running), record.num_running);
-        second.waiting = (second.waiting.0.max(record.num_waiting), record.num_waiting);
+    fn gauges(&mut self, engine: usize) -> &mut Gauges {
+        if self.engines.len() <= engine {
+            self.engines.resize(engine + 1, Gauges::default());
+        }
+        &mut self.engines[engine]
     }
 
-    /// The cache's state.
-    pub(super) fn cache(&mut self, record: &CacheRecord) {
+    /// The state of an engine's scheduler. Shown are the sums over engines.
+    pub(super) fn scheduler(&mut self, engine: usize, record: &SchedulerRecord) {
+        let gauges = self.gauges(engine);
+        (gauges.running, gauges.waiting) = (record.num_running, record.num_waiting);
+        let (running, waiting) = self.engines.iter().fold((0, 0), |(running, waiting), gauges| {
+            (running + gauges.running, waiting + gauges.waiting)
+        });
+        let second = self.second(record.unix_ns);
+        second.preempted += u64::from(record.num_preempted);
+        second.running = (second.running.0.max(running), running);
+        second.waiting = (second.waiting.0.max(waiting), waiting);
+    }
+
+    /// The state of an engine's cache. Shown is the mean over engines.
+    pub(super) fn cache(&mut self, engine: usize, record: &CacheRecord) {
+        self.gauges(engine).kv_usage = record.usage;
+        let usage = self.engines.iter().map(|gauges| gauges.kv_usage).sum::<f64>() / self.engines.len() as f64;
         let second = self.second(record.unix_ns);
         second.prefix_queries += record.prefix_queries;
         second.prefix_hits += record.prefix_hits;
-        second.kv_usage = (second.kv_usage.0.max(record.usage), record.usage);
+        second.kv_usage = (second.kv_usage.0.max(usage), usage);
     }
 
     /// The end of a sequence.
@@ -334,13 +359,31 @@ mod tests {
         let mut live = Live::new();
         live.iteration(&step(1000, 3, 2_000_000));
         live.iteration(&step(1000, 4, 4_000_000));
-        live.scheduler(&state(1000, 7));
-        live.scheduler(&state(1000, 2));
+        live.scheduler(0, &state(1000, 7));
+        live.scheduler(0, &state(1000, 2));
         let shown = live.figures(Some(999), 1_003_300).series;
         assert_eq!(shown.generation_tokens, [7, 0, 0]);
         assert_eq!(shown.step_ms, [Some(3.0), None, None]);
         assert_eq!(shown.max_step_ms, [Some(4.0), None, None]);
         assert_eq!(shown.running, [7, 2, 2], "a quiet second has the last state");
+    }
+
+    #[test]
+    fn gauges_of_several_engines_are_shown_together() {
+        let mut live = Live::new();
+        let usage = |usage| CacheRecord {
+            unix_ns: 1000 * SECOND_NS,
+            usage,
+            ..CacheRecord::default()
+        };
+        live.scheduler(0, &state(1000, 3));
+        live.scheduler(1, &state(1000, 4));
+        live.scheduler(0, &state(1000, 1));
+        live.cache(1, &usage(0.5));
+        live.cache(0, &usage(0.1));
+        let shown = live.figures(Some(999), 1_002_300).series;
+        assert_eq!(shown.running, [7, 5], "the largest sum, then the last one");
+        assert_eq!(shown.kv_usage, [0.3, 0.3], "the mean of 0.5 and 0.1");
     }
 
     #[test]

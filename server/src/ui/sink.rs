@@ -11,13 +11,15 @@ use super::page::Ui;
 /// The name of the page's stat logger, as reports and `/metrics` show it.
 pub const SINK_NAME: &str = "ui";
 
-/// The logger.
+/// The logger of one engine.
 struct UiSink {
     ui: Arc<Ui>,
+    engine: usize,
 }
 
-/// The stat logger that fills the page. It is linked into the program and cannot be reloaded.
-pub fn sink(ui: &Arc<Ui>) -> SinkSpec {
+/// The stat logger that fills the page with the records of engine `engine`, counted from 0. It is linked into the
+/// program and cannot be reloaded.
+pub fn sink(ui: &Arc<Ui>, engine: usize) -> SinkSpec {
     let ui = Arc::clone(ui);
     SinkSpec {
         name: SINK_NAME.to_owned(),
@@ -25,7 +27,12 @@ pub fn sink(ui: &Arc<Ui>) -> SinkSpec {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             path: None,
             isolation: Isolation::Thread,
-            make: Arc::new(move || Ok(Box::new(UiSink { ui: Arc::clone(&ui) }))),
+            make: Arc::new(move || {
+                Ok(Box::new(UiSink {
+                    ui: Arc::clone(&ui),
+                    engine,
+                }))
+            }),
         },
     }
 }
@@ -35,10 +42,12 @@ impl StatLogger for UiSink {
         let mut live = self.ui.live();
         for record in batch.records {
             match record {
-                StatRecord::Start(record) => self.ui.set_start(record),
+                // The first engine stands for all: they are alike.
+                StatRecord::Start(record) if self.engine == 0 => self.ui.set_start(record),
+                StatRecord::Start(_) => {}
                 StatRecord::Iteration(record) => live.iteration(record),
-                StatRecord::Scheduler(record) => live.scheduler(record),
-                StatRecord::Cache(record) => live.cache(record),
+                StatRecord::Scheduler(record) => live.scheduler(self.engine, record),
+                StatRecord::Cache(record) => live.cache(self.engine, record),
                 StatRecord::Finished(record) => {
                     live.finished(record);
                     self.ui.requests.finished(record);

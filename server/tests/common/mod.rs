@@ -79,6 +79,8 @@ pub struct Options {
     pub dev_mode: bool,
     /// No page at /ui.
     pub no_ui: bool,
+    /// No OpenAPI document and no page of it.
+    pub no_docs: bool,
 }
 
 impl TestServer {
@@ -108,22 +110,26 @@ impl TestServer {
         };
         let search = SearchPath::default();
         let ui = (!options.no_ui).then(|| Ui::new([device.info()], Vec::new()));
-        let (sinks, own) = ([prometheus], ui.as_ref().map(sink));
-        let hooks = Hooks::start_with(&Catalog::default(), search, &sinks, HubConfig::default(), own).expect("linked");
+        let (sinks, own) = ([prometheus], ui.as_ref().map(|ui| sink(ui, 0)));
+        let hooks =
+            Hooks::start_with(&Catalog::default(), search, &sinks, HubConfig::default(), vec![own]).expect("linked");
         let max_loras = config.lora.as_ref().map_or(0, |lora| lora.max_loras);
-        let engine = EngineHandle::start(config, device, files, hooks.sender(), &mut |_| {}).expect("starts");
-        hooks.engine_started(&StartRecord {
-            model: "tiny".into(),
-            max_loras,
-            max_model_len: engine.info().max_model_len,
-            ..StartRecord::default()
-        });
+        let engine = EngineHandle::start(config, device, files, hooks.sender(0), &mut |_| {}).expect("starts");
+        hooks.engine_started(
+            0,
+            &StartRecord {
+                model: "tiny".into(),
+                max_loras,
+                max_model_len: engine.info().max_model_len,
+                ..StartRecord::default()
+            },
+        );
         engine.tell_adapters();
         let (calls, reasoning) = options.parsers;
         let format = AnswerFormat::new(calls, reasoning).expect("known formats");
         let state = Arc::new(AppState {
             parsers: Parsers::new(&format, engine.tokenizer()).binding_reasoning(options.binds_reasoning),
-            engine,
+            engine: engine.into(),
             model_names: vec!["tiny".to_owned(), "also-tiny".to_owned()],
             model_root: "fixture".to_owned(),
             created: 1,
@@ -139,9 +145,11 @@ impl TestServer {
             in_flight: AtomicU64::new(0),
             abortable: Default::default(),
             dev_mode: options.dev_mode,
+            has_docs: !options.no_docs,
             io: options.io,
             ui,
             logits: Default::default(),
+            kv_events: Vec::new(),
             lora: options.lora,
             responses: options.responses.map(ResponseStore::new),
             text_work: TextWork::new(

@@ -170,3 +170,126 @@ fn options_that_mean_nothing_are_refused_before_anything_runs() {
         assert!(stderr(&output).contains(word), "{args:?}: {}", stderr(&output));
     }
 }
+
+#[test]
+fn a_sweep_runs_every_combination_once_and_goes_on_where_it_stood() {
+    let folder = TestFolder::new("bench-sweep");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = free.local_addr().expect("bound").port();
+    drop(free);
+    let model = fixture("llama");
+    let serve = format!(
+        "halyard serve --platform cpu --model '{}' --kv-cache-memory-bytes 16MiB --port {port}",
+        model.display()
+    );
+    let bench = format!(
+        "halyard bench serve --dataset-name random --random-input-len 5 --random-output-len 3 --num-prompts 4 --port \
+         {port}"
+    );
+    let out = folder.0.to_str().expect("UTF-8");
+    let sweep = |more: &[&str]| {
+        let line = [
+            "bench",
+            "sweep",
+            "serve",
+            "--serve-cmd",
+            &serve,
+            "--bench-cmd",
+            &bench,
+            "--serve-params",
+            r#"{"few": {"max_num_seqs": 1}, "many": {"max_num_seqs": 4}}"#,
+            "--bench-params",
+            r#"[{"max_concurrency": 1}, {"max_concurrency": 4}]"#,
+            "--num-runs",
+            "1",
+            "--output-dir",
+            out,
+            "--experiment-name",
+            "grid",
+        ];
+        run(&[&line[..], more].concat())
+    };
+    let output = sweep(&["--link-vars", "max_num_seqs=max_concurrency"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let grid = folder.0.join("grid");
+    let file = |serve: &str, bench: &str| {
+        grid.join(format!("SERVE-{serve}-BENCH-max_concurrency={bench}"))
+            .join("run=0.json")
+    };
+    // The link leaves two of four.
+    assert!(file("few", "1").exists() && file("many", "4").exists());
+    assert!(!file("few", "4").exists() && !file("many", "1").exists());
+    let first = read(&file("few", "1"));
+    assert_eq!(
+        (&first["completed"], &first["serve_params"]["max_num_seqs"]),
+        (&4.into(), &1.into())
+    );
+    above_zero(&first, "output_throughput");
+
+    assert!(!sweep(&[]).status.success(), "a sweep of this name is there");
+    std::fs::write(file("few", "1"), r#"{"kept": true}"#).expect("written");
+    let output = sweep(&["--resume"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(file("few", "4").exists() && file("many", "1").exists());
+    assert_eq!(
+        read(&file("few", "1"))["kept"],
+        true,
+        "what was there is not made again"
+    );
+    assert_eq!(read(&grid.join("summary.json")).as_array().map(Vec::len), Some(4));
+    let page = std::fs::read_to_string(grid.join("report.html")).expect("a report");
+    assert!(page.contains("max_concurrency=4") && page.contains("</html>"), "{page}");
+}
+
+#[test]
+fn a_sweep_says_why_its_server_or_a_run_failed() {
+    let folder = TestFolder::new("bench-sweep-fails");
+    let out = folder.0.to_str().expect("UTF-8");
+    let sweep = |name: &str, commands: &[&str]| {
+        let line = [
+            "bench",
+            "sweep",
+            "serve",
+            "--output-dir",
+            out,
+            "--num-runs",
+            "1",
+            "--experiment-name",
+            name,
+        ];
+        run(&[&line[..], commands].concat())
+    };
+    let output = sweep(
+        "server",
+        &[
+            "--serve-cmd",
+            "halyard serve --model /no/such/model",
+            "--bench-cmd",
+            "halyard bench serve --port 1",
+        ],
+    );
+    let said = stderr(&output);
+    assert!(
+        said.contains("--serve-cmd") && said.contains("SERVE-as_given.log"),
+        "{said}"
+    );
+    let log = std::fs::read_to_string(folder.0.join("server/SERVE-as_given.log")).expect("its words");
+    assert!(log.contains("/no/such/model"), "{log}");
+
+    let server = Server::tiny(&[]);
+    let there = format!("halyard bench serve --base-url {}", server.url);
+    let said = stderr(&sweep(
+        "taken",
+        &["--serve-cmd", "halyard serve", "--bench-cmd", &there],
+    ));
+    assert!(said.contains("in use already"), "{said}");
+
+    // Without a server's command, one that runs is measured.
+    let output = sweep("run", &["--bench-cmd", &format!("{there} --dataset-name nothing")]);
+    let said = stderr(&output);
+    assert!(
+        !output.status.success() && said.contains("1 runs failed") && said.contains("run=0.log"),
+        "{said}"
+    );
+    assert!(!folder.0.join("run/SERVE-as_given-BENCH-as_given/run=0.json").exists());
+}

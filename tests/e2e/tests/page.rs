@@ -1,5 +1,5 @@
-//! The page at `/ui` in a headless Chromium, against a running server whose model's words are written down. Skipped,
-//! with the reason, where there is no Chromium or no Node.
+//! The page at `/ui` in a headless Chromium, against a running server whose model's words are written down, and the
+//! page of routes at `/docs`. Skipped, with the reason, where there is no Chromium or no Node.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,6 +63,31 @@ fn the_page_works_in_a_browser() {
     ];
     let server = Server::scripted(&model, &flags);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/page.mjs");
+    let mut node = Command::new("node");
+    node.arg(script)
+        .args([&server.url, "sesame"])
+        .arg(&screenshots)
+        .current_dir(driver)
+        .env("HALYARD_CHROMIUM", browser);
+    let text = output(&mut node, "the browser").unwrap_or_else(|error| panic!("{error}"));
+    assert!(text.contains("the page agrees"), "{text}");
+}
+
+#[test]
+fn the_page_of_routes_works_in_a_browser() {
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let found = chromium().and_then(|browser| Ok((browser, node_with(temporary, &[DRIVER])?)));
+    let (browser, driver) = match found {
+        Ok(found) => found,
+        Err(reason) => {
+            println!("skipped: {reason}");
+            return;
+        }
+    };
+    let screenshots = temporary.join("screenshots");
+    std::fs::create_dir_all(&screenshots).expect("a folder");
+    let server = Server::tiny(&["--api-key", "sesame", "--server-dev-mode"]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/docs_page.mjs");
     let mut node = Command::new("node");
     node.arg(script)
         .args([&server.url, "sesame"])

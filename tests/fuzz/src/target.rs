@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::mutate::Form;
-use crate::targets::{answer, client, grammar, http, models, plugins, response_template, text};
+use crate::targets::{answer, client, grammar, http, models, plugins, response_template, text, zmtp};
 
 /// What a case came to: input that was taken, or refused with a reason. Anything else is a panic, an abort or a hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,6 +255,14 @@ pub const TARGETS: &[Target] = &[
         start: client::events,
         memory_bytes: 128 * MIB,
         test_cases: 60_000,
+    },
+    Target {
+        name: "zmtp",
+        form: Form::Bytes,
+        seeds: zmtp::seeds,
+        start: zmtp::peer,
+        memory_bytes: 16 * MIB,
+        test_cases: 20_000,
     },
 ];
 

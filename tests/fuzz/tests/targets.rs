@@ -59,4 +59,5 @@ targets! {
     adapter_bodies = "lora-load",
     admin_bodies = "admin",
     event_streams = "event-stream",
+    zmtp = "zmtp",
 }

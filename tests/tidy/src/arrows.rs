@@ -160,7 +160,11 @@ const PLACES: &[(&str, &[&str], &str)] = &[
 /// Packages that stay small, with all that they may use from outside.
 const SMALL: &[(&str, &[&str], &str)] = &[
     ("platform-api", &[], "every vendor compiles the contract"),
-    ("runtime/scheduler", &["thiserror"], "it is a pure state machine"),
+    (
+        "runtime/scheduler",
+        &["sha2", "thiserror"],
+        "it is a pure state machine, which names blocks",
+    ),
     ("kernels/", &["half"], "kernels are device code and nothing else"),
 ];
 

@@ -65,6 +65,7 @@ pub const LEFT: &[(&str, &[&str])] = &[
             "targets::plugins",
             "targets::response_template",
             "targets::text",
+            "targets::zmtp",
         ],
     ),
     ("tests/hip-on-cuda", &["", "cuda"]),

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use halyard_engine::{EngineHandle, OutputStream, Request, SamplingParams, SubmitError};
+use halyard_engine::{OutputStream, Replicas, Request, SamplingParams, SubmitError};
 use halyard_models::SplitMix64;
 
 use crate::cli::lora::dummy_name;
@@ -54,7 +54,7 @@ pub(super) fn greedy(output_len: u32) -> SamplingParams {
 /// # Errors
 /// [`ServerError::Refused`]: a request that was refused or that gave another number of tokens than asked for.
 pub(super) fn run_all(
-    engine: &EngineHandle,
+    engine: &Replicas,
     prompts: Vec<Vec<u32>>,
     params: &SamplingParams,
     num_loras: u32,

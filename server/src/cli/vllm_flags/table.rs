@@ -13,8 +13,8 @@ const EXPERTS: &str =
     "not built yet; --enable-expert-parallel gives each device some of the experts, in the order of their numbers";
 const NO_MAMBA: &str = "there are no Mamba layers to set";
 const ONE_PROCESS: &str = "one process serves, there are no others to reach";
-const REPLICAS: &str =
-    "one process holds one copy of the model; start one server a copy behind a router, or use --tensor-parallel-size";
+const ALL_COPIES: &str = "one process runs all copies of --data-parallel-size; over several machines start one \
+     server a copy with --data-parallel-rank, behind a load balancer";
 const LAYERS: &str = "layers are not distributed over devices; use --tensor-parallel-size";
 const SEQUENCE: &str = "a context is not distributed over devices; use --tensor-parallel-size";
 const NO_COMPILE: &str = "steps are planned and recorded here without a compiler";
@@ -58,7 +58,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--cohere-format", &[], Value, Accepted("there are no such routes")),
     flag("--cohere-is-reasoning-model", &[], Bool, Accepted("there are no such routes")),
     flag("--collect-detailed-traces", &[], List,
-        Refused("a plugin sends traces: --stat-logger otlp (docs/operator-guide.md)")),
+        Accepted("--otlp-traces-endpoint always sends spans of queue, prefill and decode; there are none below them")),
     flag("--compilation-config", &["-cc"], Value, Accepted(NO_COMPILE)),
     flag("--config", &[], Value, Same),
     flag("--config-format", &[], Value,
@@ -73,14 +73,14 @@ pub const FLAGS: &[Flag] = &[
     flag("--custom-histogram-buckets", &[], Value, Same),
     flag("--data-parallel-address", &["-dpa"], Value, Accepted(ONE_PROCESS)),
     flag("--data-parallel-backend", &["-dpb"], Value, Accepted(ONE_PROCESS)),
-    flag("--data-parallel-external-lb", &["-dpe"], Bool, Refused(REPLICAS)),
-    flag("--data-parallel-hybrid-lb", &["-dph"], Bool, Refused(REPLICAS)),
-    flag("--data-parallel-multi-port-external-lb", &["-dpm"], Switch, Refused(REPLICAS)),
-    flag("--data-parallel-rank", &["-dpn"], Value, Only(&["0"], "the only copy", REPLICAS)),
+    flag("--data-parallel-external-lb", &["-dpe"], Bool, Same),
+    flag("--data-parallel-hybrid-lb", &["-dph"], Bool, Refused(ALL_COPIES)),
+    flag("--data-parallel-multi-port-external-lb", &["-dpm"], Switch, Refused(ALL_COPIES)),
+    flag("--data-parallel-rank", &["-dpn"], Value, Same),
     flag("--data-parallel-rpc-port", &["-dpp"], Value, Accepted(ONE_PROCESS)),
-    flag("--data-parallel-size", &["-dp"], Value, Only(&["1"], "one copy", REPLICAS)),
-    flag("--data-parallel-size-local", &["-dpl"], Value, Only(&["1"], "one copy", REPLICAS)),
-    flag("--data-parallel-start-rank", &["-dpr"], Value, Only(&["0"], "the only copy", REPLICAS)),
+    flag("--data-parallel-size", &["-dp"], Value, Same),
+    flag("--data-parallel-size-local", &["-dpl"], Value, Only(&["1"], "one copy", ALL_COPIES)),
+    flag("--data-parallel-start-rank", &["-dpr"], Value, Only(&["0"], "the first copy", ALL_COPIES)),
     flag("--data-parallel-supervisor-port", &[], Value, Accepted(ONE_PROCESS)),
     flag("--dbo-decode-token-threshold", &[], Value, Accepted(NO_EXPERTS)),
     flag("--dbo-prefill-token-threshold", &[], Value, Accepted(NO_EXPERTS)),
@@ -98,7 +98,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--disable-cascade-attn", &[], Bool, Accepted(KERNELS)),
     flag("--disable-chunked-mm-input", &[], Bool, Accepted(TEXT_ONLY)),
     flag("--disable-custom-all-reduce", &[], Bool, Accepted(KERNELS)),
-    flag("--disable-fastapi-docs", &[], Bool, Accepted("there are no pages of documentation to turn off")),
+    flag("--disable-fastapi-docs", &[], Bool, Same),
     flag("--disable-hybrid-kv-cache-manager", &[], Bool, Only(&["false"],
         "pages of windows are freed as the window moves on",
         "pages of windows are always freed as the window moves on; leave it out")),
@@ -188,7 +188,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--grpc-port", &[], Value, Refused("gRPC is not built yet")),
     flag("--h11-max-header-count", &[], Value, Same),
     flag("--h11-max-incomplete-event-size", &[], Value, Same),
-    flag("--headless", &[], Switch, Refused(REPLICAS)),
+    flag("--headless", &[], Switch, Refused(ALL_COPIES)),
     flag("--hf-config-path", &[], Value, Refused(NOT_YET)),
     flag("--hf-overrides", &[], Value, Same),
     flag("--hf-token", &[], Optional, Same),
@@ -210,7 +210,7 @@ pub const FLAGS: &[Flag] = &[
         "/metrics tells the use of the KV cache always",
         "times that blocks of the KV cache live are not measured")),
     flag("--kv-cache-metrics-sample", &[], Value, Accepted("nothing is sampled")),
-    flag("--kv-events-config", &[], Value, Refused(TRANSFER)),
+    flag("--kv-events-config", &[], Value, Same),
     flag("--kv-offloading-backend", &[], Value, Refused(NO_OFFLOAD)),
     flag("--kv-offloading-size", &[], Value, Refused(NO_OFFLOAD)),
     flag("--kv-sharing-fast-prefill", &[], Bool, Refused(NOT_YET)),
@@ -299,8 +299,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--offload-params", &[], List, Refused(NO_OFFLOAD)),
     flag("--offload-prefetch-step", &[], Value, Only(&["0", "0.0"], "nothing is offloaded", NO_OFFLOAD)),
     flag("--optimization-level", &[], Value, Accepted(NO_COMPILE)),
-    flag("--otlp-traces-endpoint", &[], Value,
-        Refused("a plugin sends traces: --stat-logger otlp (docs/operator-guide.md)")),
+    flag("--otlp-traces-endpoint", &[], Value, Same),
     flag("--override-generation-config", &[], Value, Same),
     flag("--per-request-spec-decode-metrics", &[], Value, Refused(SPEC)),
     flag("--performance-mode", &[], Value, Accepted(NO_COMPILE)),

@@ -9,3 +9,4 @@ pub mod models;
 pub mod plugins;
 pub mod response_template;
 pub mod text;
+pub mod zmtp;

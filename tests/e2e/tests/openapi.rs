@@ -1,0 +1,125 @@
+//! The OpenAPI document against the server that gives it: schemathesis asks every route for what the document says and
+//! for what it forbids, and compares statuses, types and bodies of the answers. Skipped, with the reason, where the
+//! package cannot be had.
+
+use std::path::Path;
+use std::process::Command;
+
+use halyard_e2e::clients::{output, python_with};
+use halyard_e2e::{Server, TestFolder};
+
+/// The tester.
+const PACKAGE: &str = "schemathesis==4.32.5";
+/// Runs, each with its bound in seconds and the fewest cases. The first asks every operation at random, the second goes
+/// through the bounds of each field; generation has too many of them for a test. Pauses come last and alone: while one
+/// holds, a generation has no end.
+const RUNS: [(u32, &[&str]); 3] = [
+    (
+        500,
+        &[
+            "--phases",
+            "fuzzing",
+            "--exclude-tag",
+            "pauses",
+            "--max-examples",
+            "8",
+            "--max-time",
+            "30",
+        ],
+    ),
+    (
+        300,
+        &[
+            "--phases",
+            "examples,coverage",
+            "--exclude-tag",
+            "generation",
+            "--exclude-tag",
+            "pauses",
+            "--max-time",
+            "20",
+        ],
+    ),
+    (
+        30,
+        &[
+            "--phases",
+            "examples,coverage,fuzzing",
+            "--include-tag",
+            "pauses",
+            "--max-examples",
+            "8",
+        ],
+    ),
+];
+
+/// A template, which the tiny model lacks.
+const TEMPLATE: &str = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}\
+                        {% if add_generation_prompt %}assistant:{% endif %}";
+
+#[test]
+fn answers_are_what_the_document_says() {
+    let python = match python_with(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE]) {
+        Ok(python) => python,
+        Err(reason) => {
+            println!("skipped: {PACKAGE} cannot be had: {reason}");
+            return;
+        }
+    };
+    let folder = TestFolder::new("openapi");
+    let template = folder.0.join("template.jinja");
+    std::fs::write(&template, TEMPLATE).expect("writes");
+    let server = Server::tiny(&[
+        "--api-key",
+        "sesame",
+        "--chat-template",
+        template.to_str().expect("UTF-8"),
+        "--server-dev-mode",
+        "--enable-responses-store",
+        "--enable-tokenizer-info-endpoint",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser=hermes",
+        "--enable-lora",
+        "--allow-runtime-lora-updating",
+        "--log-level=warn",
+    ]);
+    let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
+    for (fewest, run) in RUNS {
+        let mut tester = Command::new(python.with_file_name("schemathesis"));
+        tester
+            .arg("--config-file")
+            .arg(clients.join("openapi.toml"))
+            .arg("run")
+            .args(["--header", "Authorization: Bearer sesame"])
+            .args(["--no-color", "--continue-on-failure", "--warnings", "off"])
+            .args(run)
+            .arg(format!("{}/openapi.json", server.url))
+            .current_dir(&folder.0)
+            .env("PYTHONPATH", &clients)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("SCHEMATHESIS_HOOKS", "openapi_hooks");
+        // It fails where an answer is not what the document says.
+        let text = output(&mut tester, "schemathesis").unwrap_or_else(|error| panic!("{error}"));
+        println!("{text}");
+        assert_eq!(num_passed(&text), num_generated(&text), "{text}");
+        assert!(num_passed(&text) > fewest, "{text}");
+    }
+}
+
+/// The number before a word of the line `246 generated, 246 passed, 18 skipped`.
+fn number_before(text: &str, word: &str) -> u32 {
+    let parts = text
+        .lines()
+        .filter(|line| line.contains(" generated,"))
+        .flat_map(|line| line.split(','));
+    let mut numbers = parts.filter_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok());
+    numbers.next().unwrap_or(0)
+}
+
+fn num_generated(text: &str) -> u32 {
+    number_before(text, "generated")
+}
+
+fn num_passed(text: &str) -> u32 {
+    number_before(text, "passed")
+}
