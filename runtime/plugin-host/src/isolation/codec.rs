@@ -299,7 +299,7 @@ fn code(kind: &str, field: &str, value: &Value) -> Option<u32> {
 }
 
 /// The record of a JSON object that [`record_to_json`] or the json-lines logger wrote: fields that are absent are zero
-/// or empty.
+/// or empty, and `engine_index` may stand in every kind.
 ///
 /// # Errors
 /// `InvalidArgument` naming the kind or key that is unknown or of another form.
@@ -320,8 +320,13 @@ pub fn record_from_json(value: &Value) -> Result<StatRecord> {
         .iter()
         .filter(|(key, _)| !["kind", "type"].contains(&key.as_str()))
     {
-        let field = kind.fields.iter().find(|field| field.name == key);
-        let field = field.ok_or_else(|| Error::invalid(format!("a {named} record has no field `{key}`")))?;
+        let Some(field) = kind.fields.iter().find(|field| field.name == key) else {
+            // The json-lines logger writes it in every line; of most kinds it is no part of the record.
+            if key == "engine_index" && value.is_u64() {
+                continue;
+            }
+            return Err(Error::invalid(format!("a {named} record has no field `{key}`")));
+        };
         let wrong = || Error::invalid(format!("{named} field `{key}`: {value} is not of its form"));
         let at = field.offset;
         match field.form {
@@ -433,7 +438,8 @@ mod tests {
 
     #[test]
     fn lines_of_the_json_lines_logger_are_read() {
-        let read = record_from_json(&json!({"type": "finished", "reason": "abort", "ends_request": true}));
+        let line = json!({"type": "finished", "reason": "abort", "ends_request": true, "engine_index": 1});
+        let read = record_from_json(&line);
         let expected = FinishedRecord {
             reason: 2,
             ends_request: 1,
@@ -458,5 +464,6 @@ mod tests {
             "`first_token_ns`",
         );
         refused(json!({"kind": "Start", "model": 3}), "`model`: 3");
+        refused(json!({"kind": "Lora", "engine_index": "first"}), "`engine_index`");
     }
 }
