@@ -170,7 +170,7 @@ impl ServerClient {
             text.push_str(part);
             piece(Part::Text(part));
         };
-        self.stream_events(route, body, take).await?;
+        self.stream_events(route, body, None, take).await?;
         Ok(text)
     }
 
@@ -182,9 +182,13 @@ impl ServerClient {
         &self,
         route: &str,
         body: &Value,
+        id: Option<&str>,
         mut take: impl FnMut(&Value),
     ) -> Result<(), ClientError> {
-        let request = self.client.post(format!("{}{route}", self.url)).json(body);
+        let mut request = self.client.post(format!("{}{route}", self.url)).json(body);
+        if let Some(id) = id {
+            request = request.header("x-request-id", id);
+        }
         let mut response = self.send(request).await?;
         let mut events = EventReader::default();
         while let Some(bytes) = response.chunk().await.map_err(broken)? {

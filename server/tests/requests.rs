@@ -325,7 +325,14 @@ async fn metrics_need_a_key_unless_the_operator_opens_them() {
             ..Options::default()
         });
         assert_eq!(scrape(&server, None).await.status, status);
-        for guarded in ["/v1/models", "/metrics/", "/load", "/server_info", "/tokenizer_info"] {
+        for guarded in [
+            "/v1/models",
+            "/metrics/",
+            "/load",
+            "/server_info",
+            "/kv_event_sources",
+            "/tokenizer_info",
+        ] {
             assert_eq!(server.get(guarded).await.status, 401, "{guarded}");
         }
     }
@@ -344,6 +351,8 @@ async fn tools_that_ask_for_server_model_and_tokenizer_find_them() {
         assert_eq!(info["served_model_name"], "tiny");
         assert_eq!(info["model_path"], "fixture");
         assert_eq!(info["max_model_len"], 256);
+        // By this and /kv_event_sources vLLM's router follows KV cache events.
+        assert_eq!(info["kv_block_size"], server.state.engine.info().block_size);
         for number in [
             "dp_size",
             "tp_size",

@@ -140,7 +140,11 @@ impl Metrics {
         let cache: Labels = vec![
             ("block_size", start.block_size.to_string()),
             ("cache_dtype", start.kv_cache_dtype.to_string()),
-            ("enable_prefix_caching", start.prefix_caching.to_string()),
+            // Python's words, as vLLM has them.
+            (
+                "enable_prefix_caching",
+                ["False", "True"][usize::from(start.prefix_caching != 0)].to_owned(),
+            ),
             ("num_gpu_blocks", start.num_blocks.to_string()),
         ];
         r.gauges("vllm:cache_config_info", "The KV cache")

@@ -65,7 +65,7 @@ fn nothing_is_shown_before_the_start_and_everything_is_at_zero_after_it() {
             &line("time_to_first_token_seconds_count", "0"),
             &format!("vllm:request_success_total{{{L},finished_reason=\"abort\"}} 0"),
             &format!(
-                "vllm:cache_config_info{{{L},block_size=\"16\",cache_dtype=\"bf16\",enable_prefix_caching=\"0\",\
+                "vllm:cache_config_info{{{L},block_size=\"16\",cache_dtype=\"bf16\",enable_prefix_caching=\"False\",\
                  num_gpu_blocks=\"7\"}} 1"
             ),
         ],

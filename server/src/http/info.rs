@@ -1,7 +1,8 @@
 //! Facts about this server under the routes that other tools ask for: `/tokenizer_info` (vLLM's, for lm-eval's remote
-//! tokenizer), and `/server_info` and `/model_info` (SGLang's, for its router, also under their older names).
-//! None of them changes while serving.
+//! tokenizer), `/kv_event_sources` (vLLM's, for its router), and `/server_info` and `/model_info` (SGLang's, for its
+//! router, also under their older names). None of them changes while serving.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
@@ -12,6 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::state::AppState;
 use crate::api_error::ApiError;
+use crate::kv_events::KvEventsConfig;
 
 /// OpenAI's `system_fingerprint`: equal where version, model, types and kernels are, so that a client can tell
 /// whether equal seeds can be expected to give equal answers. The form is vLLM's.
@@ -74,6 +76,7 @@ pub async fn server(State(state): State<Arc<AppState>>) -> Json<Value> {
         "version": env!("CARGO_PKG_VERSION"),
         "max_model_len": info.max_model_len,
         "context_length": info.max_model_len,
+        "kv_block_size": info.block_size,
         "max_total_tokens": u64::from(info.num_blocks) * u64::from(info.block_size),
         "max_prefill_tokens": info.max_num_batched_tokens,
         "max_running_requests": info.max_num_seqs,
@@ -82,6 +85,13 @@ pub async fn server(State(state): State<Arc<AppState>>) -> Json<Value> {
         "dp_size": state.engine.engines().len(),
         "is_embedding": false,
     }))
+}
+
+/// `GET /kv_event_sources`: where each copy of the model publishes its KV cache events, by its data-parallel rank;
+/// empty where none does.
+pub async fn kv_event_sources(State(state): State<Arc<AppState>>) -> Json<BTreeMap<u32, KvEventsConfig>> {
+    let sources = state.kv_events.iter().map(|publisher| publisher.source());
+    Json(sources.map(|(rank, config)| (rank, config.clone())).collect())
 }
 
 /// `GET /model_info`: what the model is.

@@ -64,6 +64,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/get_server_info", only(get(info::server)))
         .route("/model_info", only(get(info::model)))
         .route("/get_model_info", only(get(info::model)))
+        .route("/kv_event_sources", only(get(info::kv_event_sources)))
         .route("/load", only(get(load)))
         .route("/metrics", only(get(metrics_route)))
         .route("/admin/plugins", only(get(admin::plugins)))

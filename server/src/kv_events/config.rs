@@ -1,15 +1,15 @@
-//! The value of `--kv-events-config`: vLLM's keys and defaults, read strictly.
+//! The value of `--kv-events-config`: vLLM's keys and defaults, read strictly. `GET /kv_event_sources` shows it again.
 
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Largest `hwm`, `buffer_steps` and `max_queue_size`.
 const MAX_STEPS: usize = 1_000_000;
 
 /// Settings of the events, with vLLM's names.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KvEventsConfig {
     /// Whether there are events.

@@ -63,6 +63,7 @@ pub struct KvEventPublisher {
     waiting: Mutex<Option<mpsc::Receiver<Batch>>>,
     dropped: AtomicU64,
     payload: Payload,
+    source: KvEventsConfig,
     shared: Arc<Stream>,
 }
 
@@ -77,8 +78,7 @@ impl KvEventPublisher {
         let wrong = |message| ServerError::Option { option: FLAG, message };
         let config = &config.of_rank(rank).map_err(wrong)?;
         let shared = Arc::new(Stream::new(config));
-        let opened = sessions::open(config, &shared).await;
-        opened.map_err(wrong)?;
+        let opened = sessions::open(config, &shared).await.map_err(wrong)?;
         let (queue, waiting) = mpsc::channel(config.max_queue_size);
         Ok(KvEventPublisher {
             next_seq: Mutex::new(0),
@@ -86,6 +86,10 @@ impl KvEventPublisher {
             waiting: Mutex::new(Some(waiting)),
             dropped: AtomicU64::new(0),
             payload: Payload { int_hashes, rank },
+            source: KvEventsConfig {
+                publisher: Some("zmq".to_owned()),
+                ..opened
+            },
             shared,
         })
     }
@@ -111,6 +115,11 @@ impl KvEventPublisher {
                 shared.push(sent);
             }
         });
+    }
+
+    /// Which copy of the model these events are of, and where they are: the settings with the ports that are open.
+    pub fn source(&self) -> (u32, &KvEventsConfig) {
+        (self.payload.rank, &self.source)
     }
 
     /// The counters now.
@@ -160,6 +169,11 @@ mod tests {
     async fn a_full_queue_loses_batches_and_their_numbers_and_never_waits() {
         let json = r#"{"endpoint": "tcp://*:0", "replay_endpoint": "tcp://127.0.0.1:0", "max_queue_size": 2}"#;
         let publisher = publisher(json).await;
+        let (rank, source) = publisher.source();
+        assert_eq!((rank, source.publisher.as_deref()), (0, Some("zmq")));
+        for place in [&source.endpoint, source.replay_endpoint.as_ref().expect("asked for")] {
+            assert!(!place.ends_with(":0"), "{place} names the port that is open");
+        }
         // Nothing is taken from the queue before the start.
         for _ in 0..5 {
             publisher.publish(vec![KvEvent::Cleared]);

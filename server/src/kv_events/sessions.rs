@@ -34,31 +34,35 @@ const WRITE_BYTES: usize = 64 << 10;
 /// The number that ends an answer with past batches: -1.
 const END: [u8; 8] = [0xff; 8];
 
-/// Listens, or connects, and serves from then on.
+/// Listens, or connects, and serves from then on. The settings come back with the ports that the system chose where
+/// they said 0.
 ///
 /// # Errors
 /// The place and the system's reason.
-pub(super) async fn open(config: &KvEventsConfig, shared: &Arc<Stream>) -> Result<(), String> {
+pub(super) async fn open(config: &KvEventsConfig, shared: &Arc<Stream>) -> Result<KvEventsConfig, String> {
+    let mut opened = config.clone();
     let (kind, endpoint) = (SocketKind::Publisher, Endpoint::of_publisher(&config.endpoint)?);
     match endpoint {
-        Endpoint::Bind(address) => listen(address, kind, Arc::clone(shared)).await?,
+        Endpoint::Bind(address) => opened.endpoint = listen(address, kind, Arc::clone(shared)).await?.to_string(),
         Endpoint::Connect(address) => {
             tracing::info!(endpoint = %address, topic = shared.topic, "KV cache events go to a subscriber");
             tokio::spawn(keep_connected(address, Arc::clone(shared)));
         }
     }
-    match &config.replay_endpoint {
-        Some(replay) => listen(Address::parse(replay)?, SocketKind::Router, Arc::clone(shared)).await,
-        None => Ok(()),
+    if let Some(replay) = &config.replay_endpoint {
+        let place = listen(Address::parse(replay)?, SocketKind::Router, Arc::clone(shared)).await?;
+        opened.replay_endpoint = Some(place.to_string());
     }
+    Ok(opened)
 }
 
-async fn listen(address: Address, kind: SocketKind, shared: Arc<Stream>) -> Result<(), String> {
+/// The place comes back with the port that is listened on.
+async fn listen(address: Address, kind: SocketKind, shared: Arc<Stream>) -> Result<Address, String> {
     let permits = Arc::new(Semaphore::new(MAX_PEERS));
     match &address {
         Address::Tcp(host, port) => {
-            let host = if host == "*" { "0.0.0.0" } else { host };
-            let bound = TcpListener::bind((host, *port)).await;
+            let here = if host == "*" { "0.0.0.0" } else { host };
+            let bound = TcpListener::bind((here, *port)).await;
             let place = bound.and_then(|listener| Ok((listener.local_addr()?, listener)));
             let (place, listener) = place.map_err(|error| refused(&address, &error))?;
             tracing::info!(endpoint = %format!("tcp://{place}"), ?kind, topic = shared.topic, "KV cache events");
@@ -68,6 +72,7 @@ async fn listen(address: Address, kind: SocketKind, shared: Arc<Stream>) -> Resu
                     admit(accepted, kind, &permits, &shared).await;
                 }
             });
+            return Ok(Address::Tcp(host.clone(), place.port()));
         }
         Address::Ipc(path) => {
             remove_abandoned(path).await;
@@ -81,7 +86,7 @@ async fn listen(address: Address, kind: SocketKind, shared: Arc<Stream>) -> Resu
             });
         }
     }
-    Ok(())
+    Ok(address)
 }
 
 /// Batches are small, and each goes out at once.

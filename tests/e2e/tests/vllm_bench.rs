@@ -252,3 +252,85 @@ fn a_bench_of_chats_and_of_files() {
         assert!(stderr(&output).contains(part), "{words:?}: {}", stderr(&output));
     }
 }
+
+/// Prompts that begin alike, at a rate that grows, for adapters in turn, under names; two results are two lines.
+#[test]
+fn prompts_with_a_common_beginning() {
+    let adapters = halyard_e2e::fixture("llama-lora");
+    let modules = ["rank16", "rank4"].map(|name| format!("{name}={}", text(&adapters.join(name))));
+    let lora = [
+        "--allow-quantized-act=false",
+        "--enable-lora",
+        "--max-loras",
+        "2",
+        "--lora-modules",
+    ];
+    let server = Server::tiny(&[&lora[..], &[modules[0].as_str(), modules[1].as_str()]].concat());
+    let folder = TestFolder::new("vllm-bench-prefixes");
+    let place = text(&folder.0);
+    let dataset = [
+        "bench",
+        "serve",
+        "--base-url",
+        &server.url,
+        "--dataset-name",
+        "prefix_repetition",
+    ];
+    let lengths = [
+        "--prefix-repetition-prefix-len",
+        "64",
+        "--prefix-repetition-suffix-len",
+        "8",
+    ];
+    let counts = [
+        "--prefix-repetition-num-prefixes",
+        "3",
+        "--prefix-repetition-output-len",
+        "5",
+    ];
+    let rate = [
+        "--ramp-up-strategy",
+        "linear",
+        "--ramp-up-start-rps",
+        "20",
+        "--ramp-up-end-rps",
+        "200",
+    ];
+    let names = ["--lora-modules", "rank16", "rank4", "--lora-assignment", "round-robin"];
+    let ids = [
+        "--num-prompts",
+        "13",
+        "--request-id-prefix",
+        "mine-",
+        "--ready-check-timeout-sec",
+        "60",
+    ];
+    let result = ["--append-result", "--result-dir", &place, "--result-filename", "lines"];
+    let all = [&dataset[..], &lengths, &counts, &rate, &names, &ids, &result].concat();
+    for _ in 0..2 {
+        let output = run(&all);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let lines = std::fs::read_to_string(folder.0.join("lines")).expect("a file of results");
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(lines.len(), 2);
+    for line in lines {
+        // 12 divides by 3.
+        assert_eq!(
+            (&line["completed"], &line["total_input_tokens"]),
+            (&json!(12), &json!(12 * 72))
+        );
+        assert_eq!(
+            (&line["ramp_up_strategy"], &line["ramp_up_end_rps"]),
+            (&json!("linear"), &json!(200.0))
+        );
+    }
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    for index in 0..12 {
+        assert_eq!(log.matches(&format!("id=mine-{index} ")).count(), 2, "{log}");
+    }
+}

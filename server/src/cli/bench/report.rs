@@ -1,5 +1,7 @@
 //! Figures: percentiles, lines of text, and a JSON file.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -65,6 +67,16 @@ pub(super) fn write_json(path: Option<&Path>, value: &Value) -> Result<(), Serve
     let text = format!("{value:#}\n");
     std::fs::write(&part, text)
         .and_then(|()| std::fs::rename(&part, path))
+        .map_err(ServerError::io("writing the figures"))
+}
+
+/// Writes the figures as one line behind those that the file has.
+///
+/// # Errors
+/// [`ServerError::Io`].
+pub(super) fn append_json(path: &Path, value: &Value) -> Result<(), ServerError> {
+    let open = OpenOptions::new().create(true).append(true).open(path);
+    open.and_then(|mut file| file.write_all(format!("{value}\n").as_bytes()))
         .map_err(ServerError::io("writing the figures"))
 }
 

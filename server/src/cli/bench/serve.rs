@@ -7,25 +7,48 @@ mod dataset;
 mod figures;
 mod load;
 mod options;
+mod prefix_repetition;
+mod rate;
+mod traffic;
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::report::write_json;
+use super::report::{append_json, write_json};
 use crate::client::ServerClient;
 use crate::clock::unix_seconds;
 use crate::error::ServerError;
 pub use options::ServeBenchArgs;
+use rate::Rate;
+
+/// Between looks for a server that does not answer yet.
+const READY_PAUSE: Duration = Duration::from_millis(500);
 
 pub(super) fn run(args: &ServeBenchArgs) -> Result<(), ServerError> {
     args.check()?;
     super::super::runtime()?.block_on(measure(args))
 }
 
+/// Waits for a server that does not answer yet, if it may.
+async fn until_ready(args: &ServeBenchArgs, client: &ServerClient) -> Result<(), ServerError> {
+    let patience = Duration::from_secs(args.traffic.ready_check_timeout_sec);
+    let begun = Instant::now();
+    while !patience.is_zero() {
+        match client.get_json("/v1/models").await {
+            Ok(_) => break,
+            Err(error) if begun.elapsed() >= patience => return Err(error.into()),
+            Err(_) => tokio::time::sleep(READY_PAUSE).await,
+        }
+    }
+    Ok(())
+}
+
 async fn measure(args: &ServeBenchArgs) -> Result<(), ServerError> {
     args.tell_idle();
     let client = ServerClient::new(&args.url(), args.api_key.clone())?.with_headers(&args.headers()?)?;
+    until_ready(args, &client).await?;
     let served = match (&args.served_model_name, &args.model) {
         (Some(name), _) | (None, Some(name)) => name.clone(),
         (None, None) => client.first_model().await?,
@@ -41,9 +64,12 @@ async fn measure(args: &ServeBenchArgs) -> Result<(), ServerError> {
         }
     }
     write_json(args.output_json.as_deref(), &figures)?;
-    if args.save_result {
+    if args.save_result || args.append_result {
         let path = result_path(args, &served)?;
-        write_json(Some(&path), &figures)?;
+        match args.append_result {
+            true => append_json(&path, &figures)?,
+            false => write_json(Some(&path), &figures)?,
+        }
         say!("result written to {}", path.display());
     }
     match outcome.failures.first() {
@@ -74,6 +100,11 @@ fn about(args: &ServeBenchArgs, served: &str) -> Value {
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
     });
+    if let Rate::RampUp { strategy, start, end } = args.traffic.rate(args.request_rate) {
+        about["ramp_up_strategy"] = json!(strategy.name());
+        about["ramp_up_start_rps"] = json!(start);
+        about["ramp_up_end_rps"] = json!(end);
+    }
     for (key, value) in args.metadata() {
         about[key] = json!(value);
     }
@@ -97,10 +128,11 @@ fn result_path(args: &ServeBenchArgs, served: &str) -> Result<PathBuf, ServerErr
     let model = args.model.as_deref().unwrap_or(served);
     let model = model.rsplit('/').next().unwrap_or(model);
     let date = date(unix_seconds());
-    Ok(folder.join(format!(
-        "{label}-{:?}qps{concurrency}-{model}-{date}.json",
-        args.request_rate
-    )))
+    let rate = match args.traffic.rate(args.request_rate) {
+        Rate::Constant(rate) => format!("{rate:?}qps"),
+        Rate::RampUp { strategy, start, end } => format!("ramp-up-{}-{start}qps-{end}qps", strategy.name()),
+    };
+    Ok(folder.join(format!("{label}-{rate}{concurrency}-{model}-{date}.json")))
 }
 
 /// `YYYYMMDD-HHMMSS`, in UTC. The civil date by Howard Hinnant's `civil_from_days`.

@@ -37,6 +37,7 @@ pub(super) async fn samples(
         DatasetName::Random => random(args, &server).await,
         DatasetName::Sharegpt => sharegpt(args, &server).await,
         DatasetName::Custom => custom(args, &server).await,
+        DatasetName::PrefixRepetition => prefix_repetition(args, &server).await,
     }
 }
 
@@ -61,6 +62,14 @@ impl Server<'_> {
         text.ok_or_else(|| ClientError::Broken("/detokenize answered no prompt".to_owned()))
     }
 
+    /// Random ids are below this.
+    async fn vocabulary_of(&self, args: &ServeBenchArgs) -> u32 {
+        match args.random_vocab_size {
+            Some(size) => size,
+            None => self.vocabulary().await,
+        }
+    }
+
     /// Ids that its tokenizer surely has: the largest power of two of them, up to [`VOCABULARY`].
     async fn vocabulary(&self) -> u32 {
         let mut size = VOCABULARY;
@@ -76,11 +85,7 @@ impl Server<'_> {
 }
 
 async fn random(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample>, ServerError> {
-    let vocabulary = match args.random_vocab_size {
-        Some(size) => size,
-        None => server.vocabulary().await,
-    };
-    let mut prompts = Prompts::new(args.seed, vocabulary);
+    let mut prompts = Prompts::new(args.seed, server.vocabulary_of(args).await);
     let prefix = prompts.next(args.random_prefix_len);
     let between = |prompts: &mut Prompts, length: u32, share: f64| {
         let low = (f64::from(length) * (1.0 - share)).floor().max(1.0) as u64;
@@ -105,6 +110,34 @@ async fn random(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample
             prompt,
             prompt_tokens,
             output_len: output,
+        });
+    }
+    Ok(samples)
+}
+
+/// The requests, and those before the bench: these begin like none of them, and find nothing cached.
+async fn prefix_repetition(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample>, ServerError> {
+    let own = &args.prefix_repetition;
+    let mut prompts = Prompts::new(args.seed, server.vocabulary_of(args).await);
+    let mut all = own.prompts(args.num_prompts, &mut prompts);
+    if all.len() < args.num_prompts as usize {
+        let (sent, asked) = (all.len(), args.num_prompts);
+        eprintln!("{sent} prompts, as many for each beginning; {asked} were asked for (--num-prompts)");
+    }
+    if !args.disable_shuffle {
+        shuffle(&mut all, args.seed);
+    }
+    all.extend((0..args.num_warmups + 1).map(|_| prompts.next(own.prompt_len())));
+    let mut samples = Vec::with_capacity(all.len());
+    for ids in all {
+        let (prompt, prompt_tokens) = match args.backend {
+            Backend::OpenaiChat => (json!(server.detokenize(&ids).await?), None),
+            Backend::Vllm | Backend::Openai => (json!(ids), Some(ids.len() as u64)),
+        };
+        samples.push(Sample {
+            prompt,
+            prompt_tokens,
+            output_len: args.output_len.unwrap_or(own.prefix_repetition_output_len),
         });
     }
     Ok(samples)
@@ -217,7 +250,10 @@ async fn custom(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample
             (json!(prompt), None)
         } else {
             // The server's own template.
-            let body = json!({"messages": [{"role": "user", "content": prompt}]});
+            let mut body = json!({"messages": [{"role": "user", "content": prompt}]});
+            if let Some(settings) = &args.chat_template_kwargs {
+                body["chat_template_kwargs"] = Value::Object(settings.0.clone());
+            }
             let ids = server.tokenize(body).await?;
             (json!(ids), Some(ids.len() as u64))
         };

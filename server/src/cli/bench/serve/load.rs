@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::arrivals;
 use super::dataset::Sample;
-use super::options::{Backend, DatasetName, ServeBenchArgs};
+use super::options::{Backend, ServeBenchArgs};
 use crate::cli::bench::progress;
 use crate::client::ServerClient;
 use crate::error::ServerError;
@@ -52,8 +52,11 @@ pub(super) async fn run(
     let warmups = samples.split_off(samples.len().saturating_sub(args.num_warmups as usize + 1));
     let (client, route): (_, Arc<str>) = (Arc::new(client), args.route().into());
     // One request first, at least: it must work, and the server's first-use costs are not the bench's.
-    for sample in &warmups {
-        request(&client, &route, &body(args, model, sample), sample).await?;
+    let models = args.traffic.models(model, samples.len(), args.seed);
+    for (at, sample) in warmups.iter().enumerate() {
+        // The first requests' adapters.
+        let model = models.get(at).copied().unwrap_or(model);
+        request(&client, &route, &body(args, model, sample), sample, None).await?;
     }
     let slots = args
         .max_concurrency
@@ -63,19 +66,22 @@ pub(super) async fn run(
         true => ProgressBar::hidden(),
         false => progress(samples.len() as u64, "requests"),
     };
-    let times = arrivals::times(samples.len() as u32, args.request_rate, args.burstiness, args.seed)?;
+    let rate = args.traffic.rate(args.request_rate);
+    let times = arrivals::times(samples.len() as u32, rate, args.burstiness, args.seed)?;
     let count = samples.len();
     let started = Instant::now();
     let mut tasks = JoinSet::new();
     for (index, (sample, due)) in samples.into_iter().zip(times).enumerate() {
         sleep_until(started + due).await;
-        let body = body(args, model, &sample);
+        let body = body(args, models[index], &sample);
+        let id = args.traffic.request_id(index);
         let (client, slots, route) = (Arc::clone(&client), Arc::clone(&slots), Arc::clone(&route));
         tasks.spawn(async move {
             let arrived = Instant::now();
             let _slot = slots.acquire_owned().await;
             let sent = Instant::now();
-            let seen = request(&client, &route, &body, &sample).await.map(|seen| Seen {
+            let seen = request(&client, &route, &body, &sample, id.as_deref()).await;
+            let seen = seen.map(|seen| Seen {
                 start: sent.duration_since(started).as_secs_f64(),
                 queued: sent.duration_since(arrived).as_secs_f64(),
                 ..seen
@@ -123,8 +129,7 @@ fn body(args: &ServeBenchArgs, model: &str, sample: &Sample) -> Value {
             body["max_tokens"] = json!(sample.output_len);
         }
     }
-    // Random prompts are measured at their full length.
-    if args.ignore_eos || args.dataset_name == DatasetName::Random {
+    if args.ignore_eos || args.dataset_name.is_random() {
         body["ignore_eos"] = json!(true);
     }
     match (args.logprobs, args.backend) {
@@ -149,6 +154,9 @@ fn body(args: &ServeBenchArgs, model: &str, sample: &Sample) -> Value {
             body[key] = value;
         }
     }
+    if let (Some(settings), Backend::OpenaiChat) = (&args.chat_template_kwargs, args.backend) {
+        body["chat_template_kwargs"] = Value::Object(settings.0.clone());
+    }
     for (key, value) in args.extra_body.iter().flat_map(|object| &object.0) {
         body[key] = value.clone();
     }
@@ -157,13 +165,19 @@ fn body(args: &ServeBenchArgs, model: &str, sample: &Sample) -> Value {
 
 /// Sends one request. One that does not tell how many tokens it has is a failure, and so is one that goes on to its
 /// full length and has another number than asked for: its figures would mislead.
-async fn request(client: &ServerClient, route: &str, body: &Value, sample: &Sample) -> Result<Seen, ServerError> {
+async fn request(
+    client: &ServerClient,
+    route: &str,
+    body: &Value,
+    sample: &Sample,
+    id: Option<&str>,
+) -> Result<Seen, ServerError> {
     let started = Instant::now();
     let (mut first, mut last) = (None, started);
     let mut seen = Seen::default();
     let mut usage = Value::Null;
     client
-        .stream_events(route, body, |event| {
+        .stream_events(route, body, id, |event| {
             if event["usage"]["completion_tokens"].is_u64() {
                 usage = event["usage"].clone();
             }

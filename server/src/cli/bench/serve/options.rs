@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
+use super::prefix_repetition::PrefixRepetitionArgs;
+use super::rate::parse_rate;
+use super::traffic::TrafficArgs;
 use crate::cli::model_flags::{JsonObject, parse_object};
 use crate::error::ServerError;
 
@@ -45,6 +48,16 @@ pub enum DatasetName {
     Sharegpt,
     /// Lines of JSON with a prompt each.
     Custom,
+    /// Random tokens of which several prompts begin alike.
+    #[value(name = "prefix_repetition")]
+    PrefixRepetition,
+}
+
+impl DatasetName {
+    /// Random tokens mean nothing: answers are measured at their full length.
+    pub(super) fn is_random(self) -> bool {
+        matches!(self, DatasetName::Random | DatasetName::PrefixRepetition)
+    }
 }
 
 /// A metric whose mean, median and percentiles are reported.
@@ -112,18 +125,6 @@ fn parse_ratio(text: &str) -> Result<RangeRatio, String> {
     })
 }
 
-/// One request in three hours: less is a mistake.
-const LOWEST_RATE: f64 = 1e-4;
-
-fn parse_rate(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(rate) if rate >= LOWEST_RATE => Ok(rate),
-        _ => Err(format!(
-            "`{text}` is not a rate; give requests a second from {LOWEST_RATE} on, or inf"
-        )),
-    }
-}
-
 fn parse_burstiness(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(shape) if (1e-3..=1e6).contains(&shape) => Ok(shape),
@@ -175,7 +176,8 @@ pub struct ServeBenchArgs {
     /// Written into the result; prompts are made of tokens by the server's own tokenizer
     #[arg(long, value_name = "NAME")]
     pub(super) tokenizer: Option<String>,
-    /// Where prompts come from; sharegpt and custom are files (--dataset-path)
+    /// Where prompts come from; sharegpt and custom are files (--dataset-path), prompts of prefix_repetition begin
+    /// alike
     #[arg(long, value_name = "NAME", value_enum, default_value_t = DatasetName::Random)]
     pub(super) dataset_name: DatasetName,
     /// File of a dataset
@@ -197,6 +199,8 @@ pub struct ServeBenchArgs {
     /// fewer
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) random_vocab_size: Option<u32>,
+    #[command(flatten)]
+    pub(super) prefix_repetition: PrefixRepetitionArgs,
     /// Tokens to generate for each prompt, in place of a dataset's own
     #[arg(long, value_name = "TOKENS")]
     pub(super) output_len: Option<u32>,
@@ -224,6 +228,8 @@ pub struct ServeBenchArgs {
     /// Shape of the times between requests (gamma distribution): 1 is Poisson, less comes in bursts, more is even
     #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = parse_burstiness)]
     pub(super) burstiness: f64,
+    #[command(flatten)]
+    pub(super) traffic: TrafficArgs,
     /// Requests that may be under way at the same time; without it any number
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) max_concurrency: Option<u32>,
@@ -233,7 +239,7 @@ pub struct ServeBenchArgs {
     /// Seed of prompts and times
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub(super) seed: u64,
-    /// Answers go on to their full length; random prompts have it always
+    /// Answers go on to their full length; those of random prompts do always
     #[arg(long)]
     pub(super) ignore_eos: bool,
     /// Logprobs to ask for
@@ -263,6 +269,9 @@ pub struct ServeBenchArgs {
     /// More fields of every request, as JSON
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
     pub(super) extra_body: Option<JsonObject>,
+    /// Settings of the chat template, as JSON; for chats and for prompts of custom
+    #[arg(long, value_name = "JSON", value_parser = parse_object)]
+    pub(super) chat_template_kwargs: Option<JsonObject>,
     /// Metrics to report, separated by commas
     #[arg(
         long,
@@ -281,13 +290,16 @@ pub struct ServeBenchArgs {
     /// Write the result as JSON, named as vLLM names it
     #[arg(long)]
     pub(super) save_result: bool,
+    /// Write the result as a line of JSON behind those that the file has
+    #[arg(long, conflicts_with = "save_result")]
+    pub(super) append_result: bool,
     /// Write the measurements of each request as well
     #[arg(long)]
     pub(super) save_detailed: bool,
-    /// Folder for --save-result
+    /// Folder for --save-result and --append-result
     #[arg(long, value_name = "FOLDER")]
     pub(super) result_dir: Option<PathBuf>,
-    /// File for --save-result
+    /// File for --save-result and --append-result
     #[arg(long, value_name = "NAME")]
     pub(super) result_filename: Option<PathBuf>,
     /// Name of this run in the result and in its file's name
@@ -349,8 +361,12 @@ impl ServeBenchArgs {
             let message = format!("{} is no route of --backend {backend}; it is {route}", self.route());
             return refuse("--endpoint", message);
         }
+        self.traffic.check(self.request_rate)?;
+        if self.dataset_name == DatasetName::PrefixRepetition {
+            self.prefix_repetition.check(self.num_prompts)?;
+        }
         match (self.dataset_name, &self.dataset_path) {
-            (DatasetName::Random, Some(path)) => {
+            (name, Some(path)) if name.is_random() => {
                 let message = format!(
                     "{}: random prompts have no file; name one of --dataset-name sharegpt, custom",
                     path.display()
