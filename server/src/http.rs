@@ -40,6 +40,7 @@ mod responses;
 pub mod root_path;
 pub mod routes;
 pub mod serve;
+mod sleep;
 pub mod state;
 pub mod text_work;
 pub mod tls;

@@ -2,6 +2,7 @@
 //! loggers. vLLM's metrics come from the stat logger `prometheus`.
 
 pub mod families;
+pub mod sleep;
 pub mod text_format;
 
 use std::fmt;
@@ -26,7 +27,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// The end of an OpenMetrics text; one that a sink wrote is taken off, as the host's comes last.
 const END: &str = "# EOF\n";
 
-/// The answer of a scrape, as OpenMetrics text; `transport` counts connections, `stored` responses.
+/// The answer of a scrape, as OpenMetrics text; `others` count connections and more, `stored` responses.
 ///
 /// # Errors
 /// When formatting fails, which would be a defect.
@@ -35,7 +36,7 @@ pub fn openmetrics(
     hooks: HookReport,
     (io, logits): (&IoProcessors, &LogitsProcessors),
     kv_events: Option<KvEventFigures>,
-    transport: Box<dyn Collector>,
+    others: impl IntoIterator<Item = Box<dyn Collector>>,
     stored: Option<StoreFigures>,
     shown: &[String],
 ) -> Result<String, fmt::Error> {
@@ -48,7 +49,9 @@ pub fn openmetrics(
         kv_events,
         stored,
     }));
-    registry.register_collector(transport);
+    for collector in others {
+        registry.register_collector(collector);
+    }
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
     for sink in shown {
@@ -258,7 +261,8 @@ mod tests {
             String::new(),
         ];
         let stored = StoreFigures { responses: 3, bytes: 4 };
-        let (io, connections) = (IoProcessors::default(), Box::new(NoConnections));
+        let io = IoProcessors::default();
+        let connections: [Box<dyn Collector>; 1] = [Box::new(NoConnections)];
         let hooks = (&io, &LogitsProcessors::default());
         let text = openmetrics(stats, report, hooks, None, connections, Some(stored), &shown).expect("formats");
         for line in [

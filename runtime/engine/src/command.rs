@@ -1,5 +1,6 @@
 //! Commands to the engine's thread, from its handles, its readers and the thread that loads adapters.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,8 +8,10 @@ use halyard_scheduler::{NewRequest, RequestId};
 
 use crate::lora::AdapterError;
 use crate::lora::adapter::Adapter;
+use crate::model_source::OpenedWeights;
 use crate::pause::{Answer, PauseMode};
 use crate::sequence::Sequence;
+use crate::sleep::{SleepLevel, WakeTags};
 
 /// A command to the engine's thread.
 pub(crate) enum Command {
@@ -37,6 +40,19 @@ pub(crate) enum Command {
     },
     /// Go on after a pause.
     Resume(Answer<()>),
+    /// Pause as `mode` says, and give the device's memory back.
+    Sleep {
+        level: SleepLevel,
+        mode: PauseMode,
+        answer: Answer<()>,
+    },
+    /// Bring the model back; with all of it, go on.
+    Wake { tags: WakeTags, answer: Answer<()> },
+    /// Put other weights in the place of the present ones. The answer is the former folder.
+    Reload {
+        opened: Box<OpenedWeights>,
+        answer: Answer<PathBuf>,
+    },
     /// Forget all cached prefixes.
     ResetPrefixCache {
         reset_running_requests: bool,

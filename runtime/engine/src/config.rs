@@ -46,6 +46,8 @@ pub struct EngineConfig {
     pub templates: Option<Arc<dyn TemplateHost>>,
     /// Gets the changes of the prefix cache; `None`: none are kept.
     pub kv_events: Option<Arc<dyn KvEventSink>>,
+    /// The engine may sleep ([`crate::EngineHandle::sleep`]): the model's files stay mapped while it runs.
+    pub sleep_mode: bool,
 }
 
 /// Which model and how its numbers are held.
@@ -286,6 +288,7 @@ impl EngineConfig {
             hidden_states: false,
             templates: None,
             kv_events: None,
+            sleep_mode: false,
         }
     }
 

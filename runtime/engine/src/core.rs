@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use halyard_runner::{Flight, Ranks, RowSpec, Runner, StepInput};
+use halyard_runner::{Flight, RowSpec, RunnerError, StepInput};
 use halyard_scheduler::{RequestId, RowResult, Scheduler, SchedulerOutput, Update};
 
 use crate::command::Command;
@@ -20,20 +20,26 @@ use crate::live::Live;
 use crate::lora::core::CoreLora;
 use crate::masks::{FirstHalf, Masks};
 use crate::output::FinishReason;
-use crate::pauses::Pauses;
+use crate::pause::ControlError;
+use crate::pauses::{Pauses, hold};
+use crate::residence::Residence;
 use crate::shared::Shared;
+use crate::sleeping::Sleeping;
 use crate::stats::Records;
 use crate::step_pace::{StepPace, TimedStep};
 
 /// Longest wait of a stalled engine for a command: then it looks at its deadline.
 const STALL: Duration = Duration::from_millis(100);
 
+/// A step was planned while there is nothing to run it: the scheduler holds requests back then.
+const NOT_THERE: RunnerError = RunnerError::Internal("a step was planned while the engine sleeps");
+
 /// The thread's state.
 pub(crate) struct Core {
-    /// Dropped before the other ranks are joined: they may wait for it in a collective.
-    runner: Runner,
-    ranks: Option<Ranks>,
+    model: Residence,
     live: Live,
+    /// Tokens of the vocabulary.
+    vocab: u32,
     in_flight: VecDeque<(Flight, Instant)>,
     plan: SchedulerOutput,
     /// For rows that get an owner in `plan`: the owner's row data.
@@ -47,6 +53,7 @@ pub(crate) struct Core {
     /// The last plan had nothing to do while requests wait: for an adapter. Only a command changes that.
     is_stalled: bool,
     pauses: Pauses,
+    sleeping: Sleeping,
     started: Instant,
     deadline: Option<Instant>,
     /// How long steps take.
@@ -57,9 +64,8 @@ pub(crate) struct Core {
 
 /// The thread's arguments.
 pub(crate) struct CoreParts {
-    /// This rank's, and the others.
-    pub runner: Runner,
-    pub ranks: Option<Ranks>,
+    pub model: Residence,
+    pub vocab: u32,
     pub scheduler: Scheduler,
     pub lora: Option<CoreLora>,
     pub commands: Receiver<Command>,
@@ -75,8 +81,8 @@ pub(crate) struct CoreParts {
 impl Core {
     pub(crate) fn new(parts: CoreParts) -> Core {
         let CoreParts {
-            runner,
-            ranks,
+            model,
+            vocab,
             scheduler,
             lora,
             commands,
@@ -90,8 +96,8 @@ impl Core {
         } = parts;
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
-            runner,
-            ranks,
+            model,
+            vocab,
             live: Live::new(scheduler, lora, guides, shared, records, kv_events),
             in_flight: VecDeque::new(),
             plan: SchedulerOutput::default(),
@@ -103,6 +109,7 @@ impl Core {
             max_in_flight,
             is_stalled: false,
             pauses: Pauses::default(),
+            sleeping: Sleeping::default(),
             started,
             deadline: None,
             pace,
@@ -112,9 +119,7 @@ impl Core {
 
     /// Runs until shut down or until the device fails.
     pub(crate) fn run(mut self) {
-        // Locals go before `self`, whose runner waits for work that other ranks may never do once this thread is gone.
         let _end = EndGuard(self.live.shared.clone());
-        let _others = self.ranks.as_ref().map(Ranks::panic_guard);
         let end = self.serve();
         let reason = match &end {
             Ok(()) => "the engine was shut down".to_string(),
@@ -138,7 +143,7 @@ impl Core {
 
     /// The reason why the engine fails: this rank's error, with those of other ranks.
     fn failure(&self, error: &EngineError) -> String {
-        let Some(ranks) = &self.ranks else {
+        let Some(ranks) = self.model.ranks() else {
             return error.to_string();
         };
         match error {
@@ -153,7 +158,7 @@ impl Core {
             if !self.take_commands() {
                 return Ok(());
             }
-            self.settle_pauses()?;
+            self.settle()?;
             let takes_more = self.fill()?;
             self.live.forget_adapters();
             self.is_stalled = self.in_flight.is_empty();
@@ -167,7 +172,7 @@ impl Core {
     /// shutdown is complete: a pause ends it, as what is held would wait for its deadline in vain.
     fn take_commands(&mut self) -> bool {
         loop {
-            if self.pauses.is_due(&self.live) {
+            if self.is_due() {
                 return true;
             }
             let scheduler = &self.live.scheduler;
@@ -208,7 +213,7 @@ impl Core {
         match command {
             Command::Submit(sequences) => {
                 for (id, sequence, new) in sequences {
-                    self.live.admit(id, sequence, new, self.runner.vocab());
+                    self.live.admit(id, sequence, new, self.vocab);
                 }
             }
             Command::End { ids, reason } => {
@@ -237,7 +242,27 @@ impl Core {
                 clear_cache,
                 answer,
             } => self.pauses.begin(&mut self.live, mode, clear_cache, answer),
-            Command::Resume(answer) => self.pauses.resume(&mut self.live, answer),
+            Command::Resume(answer) => {
+                let done = match self.model.is_asleep() {
+                    true => Err(ControlError::Asleep),
+                    false => {
+                        self.pauses.end(&mut self.live);
+                        self.sleeping.cancel();
+                        Ok(())
+                    }
+                };
+                let _ = answer.send(done);
+            }
+            Command::Sleep { level, mode, answer } => {
+                hold(&mut self.live, mode);
+                tracing::info!(?level, ?mode, "generation is paused before a sleep");
+                self.sleeping.begin(level, answer);
+            }
+            Command::Wake { tags, answer } => {
+                let (live, model) = (&mut self.live, &mut self.model);
+                self.sleeping.wake(live, model, &mut self.pauses, (tags, answer));
+            }
+            Command::Reload { opened, answer } => self.sleeping.reload(*opened, answer),
             Command::ResetPrefixCache {
                 reset_running_requests,
                 answer,
@@ -248,13 +273,21 @@ impl Core {
         }
     }
 
-    /// Answers who asked for a pause or a reset, once no step is in flight.
-    fn settle_pauses(&mut self) -> Result<(), EngineError> {
-        while self.pauses.is_due(&self.live) && !self.in_flight.is_empty() {
+    /// Whether something was asked that is done when no step is in flight.
+    fn is_due(&self) -> bool {
+        self.pauses.is_due(&self.live) || self.sleeping.is_due(&self.live)
+    }
+
+    /// Does what was asked and is due, and answers.
+    fn settle(&mut self) -> Result<(), EngineError> {
+        while self.is_due() && !self.in_flight.is_empty() {
             self.collect()?;
         }
         if self.pauses.is_due(&self.live) {
             self.pauses.settle(&mut self.live);
+        }
+        if self.sleeping.is_due(&self.live) {
+            self.sleeping.settle(&mut self.live, &mut self.model);
         }
         Ok(())
     }
@@ -281,10 +314,11 @@ impl Core {
                 admitted: &self.admitted,
                 drafts: &self.drafts,
             };
-            if let Some(ranks) = &self.ranks {
+            let model = self.model.on_device().ok_or(NOT_THERE)?;
+            if let Some(ranks) = &model.ranks {
                 ranks.submit(input)?;
             }
-            let flight = self.runner.submit(input)?;
+            let flight = model.runner.submit(input)?;
             let is_unsampled = flight.is_unsampled();
             self.in_flight.push_back((flight, now));
             if is_unsampled {
@@ -307,22 +341,22 @@ impl Core {
         let Some((mut flight, submitted)) = self.in_flight.pop_back() else {
             return Ok(());
         };
+        let model = self.model.on_device().ok_or(NOT_THERE)?;
+        let ranks = model.ranks.as_ref();
         let half = FirstHalf {
             flight: &flight,
-            is_done: &|| self.runner.is_done(&flight),
-            is_lost: &|| {
-                self.live.shared.is_overdue() || self.ranks.as_ref().is_some_and(|ranks| ranks.group().has_failed())
-            },
+            is_done: &|| model.runner.is_done(&flight),
+            is_lost: &|| self.live.shared.is_overdue() || ranks.is_some_and(|ranks| ranks.group().has_failed()),
         };
         for (id, finish) in self.live.masks.wait(&half, &mut self.live.sequences) {
             self.live.scheduler.abort(id);
             self.live.end(id, finish);
         }
         let masks = Masks::of(&flight, &self.live.sequences);
-        if let Some(ranks) = &self.ranks {
+        if let Some(ranks) = ranks {
             ranks.sample(&masks)?;
         }
-        self.runner.sample(&mut flight, &masks)?;
+        model.runner.sample(&mut flight, &masks)?;
         self.in_flight.push_back((flight, submitted));
         Ok(())
     }
@@ -380,7 +414,8 @@ impl Core {
         let Some((flight, submitted)) = self.in_flight.pop_front() else {
             return Ok(());
         };
-        let mut result = self.runner.collect(&flight, || self.live.shared.is_overdue())?;
+        let model = self.model.on_device().ok_or(NOT_THERE)?;
+        let mut result = model.runner.collect(&flight, || self.live.shared.is_overdue())?;
         self.note_pace(&flight, submitted);
         // Before the scheduler gets the step's results: it would put these rows' blocks into the prefix cache.
         for fault in &result.faults {
@@ -401,7 +436,9 @@ impl Core {
         let generated = self.live.hand_over_tokens(&flight, &result, &updates);
         self.updates = updates;
         self.live.note_step(&flight, generated, submitted);
-        self.runner.recycle(flight);
+        if let Some(model) = self.model.on_device() {
+            model.runner.recycle(flight);
+        }
         Ok(())
     }
 

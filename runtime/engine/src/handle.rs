@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use halyard_grammar::{GrammarError, Grammars, StructuredOutputs};
 use halyard_hooks::RecordSender;
-use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, SplitMix64, TokenizerSource};
+use halyard_models::{GenerationDefaults, LoraLimits, ModelFacts, ModelFiles, SplitMix64};
 use halyard_platform_api::hooks::{RejectedRecord, StatRecord};
 use halyard_platform_api::{DType, Device};
-use halyard_runner::{LoadProgress, ModelInfo, RankGroup, Ranks, RowOutput, Runner, kv_dtype};
+use halyard_runner::{LoadProgress, ModelInfo, RowOutput, kv_dtype};
 use halyard_scheduler::{NewRequest, RequestId, Scheduler, SchedulerConfig};
-use halyard_text::{ChatTemplate, GgufTokenizer, SpecialTokens, Tekken, Tokenizer};
+use halyard_text::{ChatTemplate, Tokenizer};
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::command::Command;
@@ -28,7 +28,10 @@ use crate::lora::core::CoreLora;
 use crate::lora::loader::LoraLoader;
 use crate::lora::registry::Adapters;
 use crate::lora::{AdapterError, AdapterSource, AdapterStatus};
+use crate::model_source::{ModelSource, Preparation};
+use crate::model_text::open_text;
 use crate::params::{MAX_STOP_TOKENS, Request};
+use crate::residence::{OnDevice, Residence, lora_memories};
 use crate::sequence::{Sequence, constraints, row_spec};
 use crate::shared::Shared;
 use crate::stats::{Records, StatsSnapshot};
@@ -47,6 +50,7 @@ struct Front {
     chat_template: Option<ChatTemplate>,
     response_template: Option<String>,
     generation: GenerationDefaults,
+    source: Arc<ModelSource>,
     next_id: AtomicU64,
     max_waiting: usize,
     seed: u64,
@@ -94,17 +98,16 @@ impl EngineHandle {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<EngineHandle, EngineError> {
         let runner_config = config.runner()?;
-        // Only for 8-bit caches: the others hold every key and value.
-        let in_8_bits = devices
-            .first()
-            .is_some_and(|device| kv_dtype(&runner_config, device.info()) == DType::F8E4M3);
-        if in_8_bits && files.use_kv_scales()? {
-            tracing::info!("keys and values are held by the checkpoint's scales");
-        }
-        let inputs = files.sort_columns(devices.len() > 1, runner_config.lora.is_some())?;
-        if inputs > 0 {
-            tracing::info!("weights in act-order are held sorted by group: {inputs} inputs are put in their order");
-        }
+        let facts = ModelFacts::of(&files)?;
+        let preparation = Preparation {
+            // The others hold every key and value.
+            kv_in_8_bits: devices
+                .first()
+                .is_some_and(|device| kv_dtype(&runner_config, device.info()) == DType::F8E4M3),
+            cuts_columns: devices.len() > 1,
+            has_adapters: runner_config.lora.is_some(),
+        };
+        preparation.apply(&mut files)?;
         // The vocabulary takes one thread about as long as the weights of a small model, which leave threads free.
         let (text, loaded) = std::thread::scope(|scope| {
             let text = std::thread::Builder::new()
@@ -124,18 +127,21 @@ impl EngineHandle {
             policy: config.scheduler.policy,
             long_prefill_token_threshold: config.scheduler.long_prefill_token_threshold,
             enable_kv_cache_events: config.kv_events.is_some(),
-            ..loaded.scheduler
+            ..loaded.scheduler.clone()
         })?;
         let (commands, receiver) = channel();
         let shared = Arc::new(Shared::new(loaded.info.name.clone()));
         let started = Instant::now();
         let for_refusals = records.clone();
         let records = Records::new(records);
-        let start_others = |(group, runners)| start_ranks(group, runners, max_in_flight, &shared);
-        let others = loaded.others.iter().flat_map(|(_, runners)| runners);
-        let runners = std::iter::once(&loaded.runner).chain(others);
-        let memories = runners.filter_map(|runner| runner.lora_memory().cloned()).collect();
-        let ranks = loaded.others.map(start_others).transpose()?;
+        let memories = lora_memories(&loaded);
+        let on_device = OnDevice::start(loaded.runner, loaded.others, max_in_flight, &shared)?;
+        let source = Arc::new(ModelSource::new(
+            (config.model.clone(), runner_config, config.sleep_mode),
+            (facts, tokenizer.vocab_size()),
+            preparation,
+            &loaded.info,
+        ));
         let adapters = config
             .lora
             .as_ref()
@@ -150,9 +156,17 @@ impl EngineHandle {
             None => None,
         };
         let pace = StepPace::new(config.scheduler.max_step, loaded.info.async_depth == 0);
+        let response_template = files.response_template.clone();
+        let generation = files.generation.clone();
         let core = Core::new(CoreParts {
-            runner: loaded.runner,
-            ranks,
+            model: Residence::new(
+                on_device,
+                (source.clone(), files),
+                max_in_flight,
+                shared.clone(),
+                devices.to_vec(),
+            ),
+            vocab: loaded.info.vocab_size,
             scheduler,
             lora,
             commands: receiver,
@@ -186,8 +200,9 @@ impl EngineHandle {
             tokenizer,
             grammars,
             chat_template,
-            response_template: files.response_template.clone(),
-            generation: files.generation.clone(),
+            response_template,
+            generation,
+            source,
             next_id: AtomicU64::new(1),
             max_waiting: config.scheduler.max_waiting as usize,
             seed: config.model.seed,
@@ -478,6 +493,11 @@ impl EngineHandle {
         (&self.front.commands, &self.front.shared)
     }
 
+    /// Where the weights come from.
+    pub(crate) fn source(&self) -> &ModelSource {
+        &self.front.source
+    }
+
     /// Facts of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.front.info
@@ -589,101 +609,4 @@ fn open_adapters(config: &LoraConfig, files: &ModelFiles, act: DType) -> Result<
             })?;
     }
     Ok(Arc::new(adapters))
-}
-
-/// Threads for the ranks other than rank 0, which is the engine's own. When one fails, requests are refused from then
-/// on.
-fn start_ranks(
-    group: Arc<RankGroup>,
-    runners: Vec<Runner>,
-    max_in_flight: u32,
-    shared: &Arc<Shared>,
-) -> Result<Ranks, EngineError> {
-    let stopped = shared.clone();
-    group.listen(move |failure| stopped.stop(failure));
-    Ok(Ranks::start(runners, group, max_in_flight)?)
-}
-
-/// The tokenizer of opened files, and special tokens as text for the chat template.
-/// The model's tokenizer and chat template.
-fn open_text(config: &EngineConfig, files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), EngineError> {
-    let (tokenizer, special, own_template) = open_tokenizer(files)?;
-    let chat_template = files
-        .chat_template
-        .as_deref()
-        .or(own_template.as_deref())
-        .map(|source| match &config.templates {
-            Some(host) => ChatTemplate::on(Arc::clone(host), source, &special),
-            None => ChatTemplate::new(source, &special),
-        })
-        .transpose()?;
-    let overrides = &config.model.overrides;
-    let chat_template = match overrides.content_parts {
-        Some(parts) => chat_template.map(|template| template.with_contents_as(parts)),
-        None => chat_template,
-    };
-    let (words, rows) = (tokenizer.vocab_size(), files.description.vocab_size);
-    if overrides.tokenizer.is_some() && words > rows {
-        let message = format!(
-            "it has {words} tokens, the model {rows}: text would become tokens that the model does not know; give the \
-             tokenizer that the model was trained with"
-        );
-        return Err(EngineError::Config {
-            name: "--tokenizer",
-            message,
-        });
-    }
-    Ok((tokenizer, chat_template))
-}
-
-/// The tokenizer, the special tokens as text, and the chat template that belongs to the tokenizer's own format.
-fn open_tokenizer(files: &ModelFiles) -> Result<(Tokenizer, SpecialTokens, Option<String>), EngineError> {
-    let mut special = SpecialTokens {
-        bos_token: files.bos_token.clone(),
-        eos_token: files.eos_token.clone(),
-        ..SpecialTokens::default()
-    };
-    let tokenizer = match &files.tokenizer {
-        TokenizerSource::File(path) => Tokenizer::from_file(path)?,
-        TokenizerSource::Tekken(path) => {
-            let tekken = Tekken::open(path)?;
-            let (bos, eos) = tekken.bos_and_eos();
-            special.bos_token.get_or_insert_with(|| bos.to_owned());
-            special.eos_token.get_or_insert_with(|| eos.to_owned());
-            return Ok((tekken.tokenizer().clone(), special, tekken.chat_template()));
-        }
-        TokenizerSource::Gguf(data) => Tokenizer::from_gguf(&GgufTokenizer {
-            model: data.model.clone(),
-            pre: data.pre.clone(),
-            tokens: data.tokens.clone(),
-            scores: data.scores.clone(),
-            token_types: data.token_types.clone(),
-            merges: data.merges.clone(),
-            bos_id: data.bos,
-            eos_id: data.eos,
-            pad_id: data.pad,
-            unk_id: data.unk,
-            add_bos: data.add_bos,
-            add_eos: data.add_eos,
-            add_space_prefix: data.add_space_prefix,
-        })?,
-        TokenizerSource::Absent => numbered_tokenizer(files.description.vocab_size)?,
-    };
-    Ok((tokenizer, special, None))
-}
-
-/// The tokenizer of dummy weights without one: token i is the word `ti`.
-fn numbered_tokenizer(vocab_size: usize) -> Result<Tokenizer, halyard_text::TextError> {
-    let vocab: serde_json::Map<String, serde_json::Value> =
-        (0..vocab_size).map(|i| (format!("t{i}"), i.into())).collect();
-    let json = serde_json::json!({
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": { "type": "Whitespace" },
-        // Its words are plain letters, which byte-level encoding keeps: each token decodes alone, without the tokens
-        // before it.
-        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false },
-        "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "t0" },
-    });
-    Tokenizer::from_json(json.to_string().as_bytes(), "the numbered tokenizer of dummy weights")
 }

@@ -2,8 +2,9 @@
 //!
 //! Reading order: `handle` (the front door), [`params`] and `output` (what goes in and comes out), `core` (the
 //! thread), `live` (sequences and what goes to their readers), `sequence` (a request's sample), `masks` and `drafts`
-//! (what its next token may be), `stream` (its reader), `lora` (adapters), `pauses`, `replicas` (several engines behind
-//! one front). What touches the device is `halyard-runner`.
+//! (what its next token may be), `stream` (its reader), `lora` (adapters), `pauses`, `sleeping` and `residence` (the
+//! model leaves its devices and comes back), `replicas` (several engines behind one front). What touches the device is
+//! `halyard-runner`.
 
 mod command;
 mod config;
@@ -21,6 +22,8 @@ mod live;
 mod llm;
 mod lora;
 mod masks;
+mod model_source;
+mod model_text;
 mod no_token;
 mod output;
 pub mod params;
@@ -29,8 +32,11 @@ mod pauses;
 mod placement;
 mod records;
 mod replicas;
+mod residence;
 mod sequence;
 mod shared;
+mod sleep;
+mod sleeping;
 mod stats;
 mod step_pace;
 mod stream;
@@ -54,5 +60,6 @@ pub use output::{CompletionOutput, FinishReason, Logprob, OutputChunk, RequestOu
 pub use params::{Request, SamplingParams};
 pub use pause::{ControlError, PauseMode, Reply};
 pub use replicas::Replicas;
+pub use sleep::{SleepLevel, SleepState, WakeTags};
 pub use stats::StatsSnapshot;
 pub use stream::OutputStream;

@@ -27,12 +27,60 @@ pub enum ControlError {
     /// Blocks are in use that no request owns.
     #[error("the pause holds, but the prefix cache is as it was: some of its blocks are in use from outside")]
     CacheInUse,
+    /// [`crate::EngineConfig::sleep_mode`] is off.
+    #[error("this engine was not started for sleeping; start it with --enable-sleep-mode")]
+    SleepModeOff,
+    /// A resume of an engine that sleeps.
+    #[error("the engine sleeps; wake it up instead of resuming it")]
+    Asleep,
+    /// The KV cache alone cannot come back.
+    #[error("the weights are not on the device; wake up the tag weights first, or both")]
+    WeightsFirst,
+    /// Loading failed. The engine sleeps on.
+    #[error("waking up failed, and the engine sleeps on: {reason}; when that is mended, wake it up again")]
+    WakeFailed {
+        /// The fault.
+        reason: String,
+    },
+    /// The folder's files cannot be read.
+    #[error("weights of {path} were not loaded, and nothing changed: {reason}")]
+    CannotOpen {
+        /// The folder.
+        path: String,
+        /// The fault.
+        reason: String,
+    },
+    /// The folder holds another model.
+    #[error("weights of {path} cannot take the place of those that are served, and nothing changed: {what}")]
+    OtherModel {
+        /// The folder.
+        path: String,
+        /// What differs.
+        what: String,
+    },
+    /// Loading other weights failed after the present ones had left the device.
+    #[error("the other weights were not loaded: {reason}; {}", former_weights(.lost.as_deref()))]
+    ReloadFailed {
+        /// The fault.
+        reason: String,
+        /// Why the former weights did not come back; `None`: they did.
+        lost: Option<String>,
+    },
     /// The engine has ended.
     #[error("the engine has stopped: {reason}")]
     Dead {
         /// Why.
         reason: String,
     },
+}
+
+fn former_weights(lost: Option<&str>) -> String {
+    match lost {
+        None => "the former ones serve on".to_owned(),
+        Some(why) => format!(
+            "the former ones did not come back either ({why}), and the engine sleeps; when that is mended, wake it up"
+        ),
+    }
 }
 
 /// The answer of the engine's thread, once it is there. It does what was asked also when this is dropped.
@@ -51,6 +99,13 @@ impl<T> Reply<T> {
             answer,
             shared: Arc::clone(shared),
         }
+    }
+
+    /// One that is there already.
+    pub(crate) fn refused(error: ControlError, shared: &Arc<Shared>) -> Reply<T> {
+        let (sender, answer) = oneshot::channel();
+        let _ = sender.send(Err(error));
+        Reply::new(answer, shared)
     }
 
     /// Waits for it.

@@ -20,24 +20,13 @@ pub(crate) struct Pauses {
 
 impl Pauses {
     pub(crate) fn begin(&mut self, live: &mut Live, mode: PauseMode, clear_cache: bool, answer: Answer<()>) {
-        let state = match mode {
-            PauseMode::Keep => PauseState::PausedAll,
-            PauseMode::Abort | PauseMode::Wait => PauseState::PausedNew,
-        };
-        live.scheduler.set_pause_state(state);
-        live.shared.paused.store(true, Ordering::Relaxed);
-        if mode == PauseMode::Abort {
-            let ids: Vec<RequestId> = live.sequences.keys().copied().collect();
-            for id in ids {
-                live.scheduler.abort(id);
-                live.end(id, FinishReason::Paused);
-            }
-        }
+        hold(live, mode);
         tracing::info!(?mode, clear_cache, "generation is paused");
         self.pending.push((clear_cache, answer));
     }
 
-    pub(crate) fn resume(&mut self, live: &mut Live, answer: Answer<()>) {
+    /// Ends the pause, and gives up those that are not complete.
+    pub(crate) fn end(&mut self, live: &mut Live) {
         live.scheduler.set_pause_state(PauseState::Unpaused);
         if live.shared.paused.swap(false, Ordering::Relaxed) {
             tracing::info!("generation goes on");
@@ -45,7 +34,6 @@ impl Pauses {
         for (_, pending) in self.pending.drain(..) {
             let _ = pending.send(Err(ControlError::Resumed));
         }
-        let _ = answer.send(Ok(()));
     }
 
     pub(crate) fn reset(&mut self, reset_running_requests: bool, answer: Answer<bool>) {
@@ -77,7 +65,25 @@ impl Pauses {
     }
 }
 
-fn reset_cache(live: &mut Live, reset_running_requests: bool) -> bool {
+/// Begins a pause: what plans may hold from now on, and what ends.
+pub(crate) fn hold(live: &mut Live, mode: PauseMode) {
+    let state = match mode {
+        PauseMode::Keep => PauseState::PausedAll,
+        PauseMode::Abort | PauseMode::Wait => PauseState::PausedNew,
+    };
+    live.scheduler.set_pause_state(state);
+    live.shared.paused.store(true, Ordering::Relaxed);
+    if mode == PauseMode::Abort {
+        let ids: Vec<RequestId> = live.sequences.keys().copied().collect();
+        for id in ids {
+            live.scheduler.abort(id);
+            live.end(id, FinishReason::Paused);
+        }
+    }
+}
+
+/// Forgets the prefix cache, if no block is in use.
+pub(crate) fn reset_cache(live: &mut Live, reset_running_requests: bool) -> bool {
     if reset_running_requests {
         live.scheduler.preempt_all();
     }

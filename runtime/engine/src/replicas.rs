@@ -2,6 +2,7 @@
 //! thread. A request goes to one of them and stays there ([`crate::placement`]). One copy is the usual case and costs
 //! nothing.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::lora::{AdapterError, AdapterSource, AdapterStatus};
 use crate::params::Request;
 use crate::pause::{ControlError, PauseMode, Reply};
 use crate::placement::{Placed, Placement};
+use crate::sleep::{SleepLevel, SleepState, WakeTags};
 use crate::stats::StatsSnapshot;
 use crate::stream::OutputStream;
 
@@ -185,6 +187,56 @@ impl Replicas {
             .map(|engine| engine.reset_prefix_cache(reset_running_requests));
         let were_reset = all(replies.collect()).await?;
         Ok(were_reset.into_iter().all(|was_reset| was_reset))
+    }
+
+    /// As [`EngineHandle::sleep`], of every copy.
+    ///
+    /// # Errors
+    /// As [`Replicas::pause`].
+    pub async fn sleep(&self, level: SleepLevel, mode: PauseMode) -> Result<(), ControlError> {
+        self.placement.forget_prefixes();
+        let replies = self.engines.iter().map(|engine| engine.sleep(level, mode));
+        all(replies.collect()).await.map(drop)
+    }
+
+    /// As [`EngineHandle::wake_up`], of every copy. Where one fails the others are awake; the next wake is for it.
+    ///
+    /// # Errors
+    /// As [`Replicas::pause`].
+    pub async fn wake_up(&self, tags: WakeTags) -> Result<(), ControlError> {
+        let replies = self.engines.iter().map(|engine| engine.wake_up(tags));
+        all(replies.collect()).await.map(drop)
+    }
+
+    /// Where the weights are; of several copies the deepest sleep.
+    pub fn sleep_state(&self) -> SleepState {
+        let states = self.engines.iter().map(EngineHandle::sleep_state);
+        states.max().unwrap_or_default()
+    }
+
+    /// As [`EngineHandle::reload_weights`], on every copy: each has opened the folder before the first loads it. Where
+    /// one cannot load it, the others go back to theirs. Blocks.
+    ///
+    /// # Errors
+    /// As there; the first copy's that has one.
+    pub fn reload_weights(&self, path: &Path) -> Result<(), ControlError> {
+        let opened = self.engines.iter().map(|engine| engine.open_weights(path));
+        let opened = opened.collect::<Result<Vec<_>, _>>()?;
+        self.placement.forget_prefixes();
+        let load = |(engine, opened): (&EngineHandle, _)| engine.load_weights(opened);
+        let replies: Vec<_> = self.engines.iter().zip(opened).map(load).collect();
+        let loaded: Vec<_> = replies.into_iter().map(Reply::blocking_wait).collect();
+        let Some(error) = loaded.iter().find_map(|loaded| loaded.as_ref().err()) else {
+            return Ok(());
+        };
+        for (at, (engine, loaded)) in self.engines.iter().zip(&loaded).enumerate() {
+            if let Ok(former) = loaded
+                && let Err(error) = engine.reload_weights(former)
+            {
+                tracing::error!("engine {at} does not go back to {}: {error}", former.display());
+            }
+        }
+        Err(error.clone())
     }
 
     /// Facts of the model on one copy.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use crate::sleep::SharedSleepState;
 use crate::stats::StatsSnapshot;
 
 /// State that the engine thread and its handles share.
@@ -17,6 +18,8 @@ pub(crate) struct Shared {
     stopped: Mutex<Option<String>>,
     /// The engine's thread holds requests back.
     pub paused: AtomicBool,
+    /// Where the weights are.
+    pub sleep: SharedSleepState,
     /// A shutdown was asked for.
     pub draining: AtomicBool,
     /// When everything must have ended, once a shutdown was asked for.
@@ -32,6 +35,7 @@ impl Shared {
             waiting: AtomicUsize::new(0),
             stopped: Mutex::new(None),
             paused: AtomicBool::new(false),
+            sleep: SharedSleepState::default(),
             draining: AtomicBool::new(false),
             deadline: Mutex::new(None),
         }

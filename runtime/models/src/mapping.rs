@@ -5,7 +5,8 @@
 //! later read fault (SIGBUS): model files are written under a temporary name and renamed, so this
 //! takes a deliberate overwrite in place.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -17,6 +18,32 @@ use crate::error::{ModelError, Result};
 pub struct MappedFile {
     path: PathBuf,
     map: Mmap,
+    stamp: Stamp,
+}
+
+/// Which file it is, and what tells that it was written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// Seconds and nanoseconds of the last write.
+    written: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            written: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+
+    fn is_file_of(self, other: Stamp) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
 }
 
 impl MappedFile {
@@ -49,6 +76,25 @@ impl MappedFile {
         Ok(Self {
             path: path.to_path_buf(),
             map,
+            stamp: Stamp::of(&metadata),
+        })
+    }
+
+    /// Whether the map still holds what the file held when it was opened. A file that was removed or replaced under its
+    /// name does: the map keeps the former one.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`] for a file that was written to in place.
+    pub fn check_unchanged(&self) -> Result<()> {
+        let Ok(now) = std::fs::metadata(&self.path).as_ref().map(Stamp::of) else {
+            return Ok(());
+        };
+        if !now.is_file_of(self.stamp) || now == self.stamp {
+            return Ok(());
+        }
+        Err(ModelError::Io {
+            path: self.path.clone(),
+            source: std::io::Error::other("the file was written to since it was opened"),
         })
     }
 

@@ -157,6 +157,14 @@ impl SafetensorsFiles {
         &self.path
     }
 
+    /// Whether every file still holds what it held when it was opened ([`MappedFile::check_unchanged`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        self.shards.iter().try_for_each(MappedFile::check_unchanged)
+    }
+
     /// The tensor called `name`.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&SafetensorsTensor> {

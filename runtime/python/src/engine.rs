@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use halyard_engine::{AdapterSource, EngineHandle, Request, SamplingParams};
+use halyard_engine::{
+    AdapterSource, ControlError, EngineHandle, PauseMode, Request, SamplingParams, SleepLevel, SleepState, WakeTags,
+};
 use halyard_text::{ChatInput, LocalTime};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -65,6 +67,23 @@ fn start_log(filter: &str) -> Result<(), StartError> {
 
 fn value_error(error: impl ToString) -> PyErr {
     PyValueError::new_err(error.to_string())
+}
+
+fn pause_mode(mode: &str) -> PyResult<PauseMode> {
+    match mode {
+        "abort" => Ok(PauseMode::Abort),
+        "wait" => Ok(PauseMode::Wait),
+        "keep" => Ok(PauseMode::Keep),
+        other => Err(value_error(format!("mode `{other}` is not abort, wait or keep"))),
+    }
+}
+
+fn control_error(error: ControlError) -> PyErr {
+    match error {
+        ControlError::Dead { .. } => EngineDeadError::new_err(error.to_string()),
+        ControlError::CannotOpen { .. } | ControlError::OtherModel { .. } => value_error(error),
+        _ => PyRuntimeError::new_err(error.to_string()),
+    }
 }
 
 /// Runs `work` on a thread of its own while this one watches for Ctrl-C.
@@ -255,6 +274,74 @@ impl Engine {
     fn check_health(&self) -> PyResult<()> {
         let engine = self.engine.of()?;
         engine.health().map_err(EngineDeadError::new_err)
+    }
+
+    /// Holds generation; `mode` is abort, wait or keep.
+    fn pause(&self, py: Python<'_>, mode: &str, clear_cache: bool) -> PyResult<()> {
+        let (engine, mode) = (self.engine.of()?, pause_mode(mode)?);
+        py.detach(|| engine.pause(mode, clear_cache).blocking_wait())
+            .map_err(control_error)
+    }
+
+    /// Ends a pause.
+    fn resume(&self, py: Python<'_>) -> PyResult<()> {
+        let engine = self.engine.of()?;
+        py.detach(|| engine.resume().blocking_wait()).map_err(control_error)
+    }
+
+    /// Whether generation is held.
+    fn is_paused(&self) -> PyResult<bool> {
+        Ok(self.engine.of()?.is_paused())
+    }
+
+    /// Forgets cached prefixes. False: requests that run use blocks.
+    fn reset_prefix_cache(&self, py: Python<'_>, reset_running_requests: bool) -> PyResult<bool> {
+        let engine = self.engine.of()?;
+        py.detach(|| engine.reset_prefix_cache(reset_running_requests).blocking_wait())
+            .map_err(control_error)
+    }
+
+    /// Gives the device's memory back.
+    fn sleep(&self, py: Python<'_>, level: u32, mode: &str) -> PyResult<()> {
+        let (engine, mode) = (self.engine.of()?, pause_mode(mode)?);
+        let level = match level {
+            1 => SleepLevel::One,
+            2 => SleepLevel::Two,
+            other => return Err(value_error(format!("level is {other}; it must be 1 or 2"))),
+        };
+        py.detach(|| engine.sleep(level, mode).blocking_wait())
+            .map_err(control_error)
+    }
+
+    /// Brings the model back; without tags all of it.
+    #[pyo3(signature = (tags=None))]
+    fn wake_up(&self, py: Python<'_>, tags: Option<Vec<String>>) -> PyResult<()> {
+        let engine = self.engine.of()?;
+        let mut asked = WakeTags {
+            weights: tags.is_none(),
+            kv_cache: tags.is_none(),
+        };
+        for tag in tags.iter().flatten() {
+            match tag.as_str() {
+                "weights" => asked.weights = true,
+                "kv_cache" => asked.kv_cache = true,
+                other => return Err(value_error(format!("tag `{other}` is not weights or kv_cache"))),
+            }
+        }
+        py.detach(|| engine.wake_up(asked).blocking_wait())
+            .map_err(control_error)
+    }
+
+    /// Whether the model is off the device.
+    fn is_sleeping(&self) -> PyResult<bool> {
+        Ok(self.engine.of()?.sleep_state() != SleepState::Awake)
+    }
+
+    /// Puts the weights of another folder in the place of the present ones.
+    fn reload_weights(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let engine = self.engine.of()?;
+        py.detach(|| engine.reload_weights(&path).map(drop))
+            .map_err(control_error)
     }
 
     /// Takes no more requests, aborts what runs after `seconds`, and gives the device back.

@@ -60,6 +60,8 @@ pub struct Options {
     #[serde(default)]
     enforce_eager: bool,
     #[serde(default)]
+    enable_sleep_mode: bool,
+    #[serde(default)]
     enable_lora: bool,
     #[serde(default)]
     max_loras: Option<u32>,
@@ -174,6 +176,7 @@ impl Options {
         }
         scheduler.max_num_batched_tokens = self.max_num_batched_tokens;
         config.recording.enforce_eager = self.enforce_eager;
+        config.sleep_mode = self.enable_sleep_mode;
         if self.enable_lora {
             let default = LoraConfig::default();
             config.lora = Some(LoraConfig {

@@ -205,6 +205,36 @@ class Starts(unittest.TestCase):
         with self.assertRaises(halyard.EngineDeadError):
             llm.generate("a", use_tqdm=False)
 
+    def test_an_engine_sleeps_wakes_and_gets_other_weights(self):
+        case = next(case for case in GOLDENS["cases"] if case["messages"] is None)
+
+        def tokens(llm):
+            output = llm.generate(prompt_of(case), SamplingParams(**GREEDY), use_tqdm=False)[0]
+            return output.outputs[0].token_ids
+
+        with LLM(MODEL, enable_sleep_mode=True, **EXACT) as llm:
+            for level in (1, 2):
+                llm.sleep(level=level)
+                with self.assertRaisesRegex(RuntimeError, "wake_up"):
+                    tokens(llm)
+                with self.assertRaisesRegex(RuntimeError, "weights"):
+                    llm.wake_up(tags=["kv_cache"])
+                llm.wake_up(tags=["weights"])
+                llm.wake_up(tags=["kv_cache"])
+                self.assertEqual(tokens(llm), case["hf_fp32"]["ids"])
+            self.assertTrue(llm.reset_prefix_cache())
+            self.assertEqual(llm.collective_rpc("reload_weights", kwargs={"weights_path": str(MODEL)}), [None])
+            with self.assertRaisesRegex(ValueError, "Qwen3ForCausalLM"):
+                llm.collective_rpc("reload_weights", kwargs={"weights_path": str(MODEL.parent / "qwen3")})
+            with self.assertRaisesRegex(NotImplementedError, "save_model"):
+                llm.collective_rpc("save_model")
+            for wrong in ({"level": 3}, {"mode": "later"}):
+                with self.assertRaisesRegex(ValueError, "must be|is not"):
+                    llm.sleep(**wrong)
+            self.assertEqual(tokens(llm), case["hf_fp32"]["ids"])
+        with LLM(MODEL, **EXACT) as llm, self.assertRaisesRegex(RuntimeError, "enable"):
+            llm.sleep()
+
     def test_ctrl_c_ends_a_batch_and_leaves_the_engine(self):
         model = os.environ.get("HALYARD_TEST_MODEL") or str(MODEL)
         code = f"""
@@ -273,6 +303,35 @@ class Streaming(unittest.IsolatedAsyncioTestCase):
             await self.engine.abort("aborted")
         self.assertTrue(outputs[-1].finished)
         await self.collect("left", "The river", SamplingParams(max_tokens=1))
+
+    async def test_requests_are_held_over_a_pause_and_a_sleep(self):
+        engine = AsyncLLM.from_engine_args(
+            halyard.AsyncEngineArgs(model=str(MODEL), enable_sleep_mode=True, **EXACT)
+        )
+        params = SamplingParams(**GREEDY)
+
+        async def ask(name):
+            return [output async for output in engine.generate("The river", params, name)][-1].outputs[0].token_ids
+
+        try:
+            expected = await ask("before")
+            await engine.pause_generation(mode="keep")
+            held = asyncio.create_task(ask("held"))
+            self.assertTrue(await engine.is_paused())
+            await engine.sleep(mode="keep")
+            self.assertTrue(await engine.is_sleeping())
+            with self.assertRaisesRegex(RuntimeError, "sleeps"):
+                await engine.resume_generation()
+            await asyncio.sleep(0.1)
+            self.assertFalse(held.done())
+            await engine.wake_up()
+            self.assertFalse(await engine.is_sleeping() or await engine.is_paused())
+            self.assertEqual(await held, expected)
+            self.assertTrue(await engine.reset_prefix_cache())
+            await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(MODEL)})
+            self.assertEqual(await ask("after"), expected)
+        finally:
+            engine.shutdown()
 
     async def test_errors_and_names(self):
         with self.assertRaisesRegex(ValueError, "temperature"):

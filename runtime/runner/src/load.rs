@@ -109,52 +109,89 @@ pub fn load(
     files: &ModelFiles,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, RunnerError> {
+    load_weights(config, devices, files, progress)?.finish(config, files)
+}
+
+/// A model with its weights on the devices, and no KV cache: the first half of [`load`].
+pub struct LoadedWeights {
+    ranks: Vec<RankLoad>,
+    /// Time that the first half took.
+    elapsed: Duration,
+}
+
+/// The first half of [`load`]: programs, weights, and memory besides the KV cache.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_weights(
+    config: &RunnerConfig,
+    devices: &[Arc<dyn Device>],
+    files: &ModelFiles,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<LoadedWeights, RunnerError> {
     let start = Instant::now();
     let plans = plan_ranks(config, devices, files)?;
     let id = group_id(devices)?;
     let inputs = plans.into_iter().zip(devices.iter().cloned()).collect();
-    let mut ranks = on_every_rank(
+    let ranks = on_every_rank(
         inputs,
         |(plan, device)| load_rank(plan, device, files, id.as_ref(), progress),
         |(plan, device)| load_rank(plan, device, files, id.as_ref(), &mut |_| {}),
     )?;
-    // Every rank holds all of the scheduler's pages: the smallest memory decides.
-    let mut smallest: Option<KvSized> = None;
-    for rank in &ranks {
-        let sized = size_kv(config, rank)?;
-        if smallest
-            .as_ref()
-            .is_none_or(|s| sized.scheduler.num_blocks < s.scheduler.num_blocks)
-        {
-            smallest = Some(sized);
-        }
-    }
-    let Some(KvSized { scheduler, note }) = smallest else {
-        return Err(RunnerError::Internal("no rank was loaded"));
-    };
-    ranks[0].notes.extend(note);
-    ranks[0].notes.extend(experts_note(config, devices.len()));
-    let group = (devices.len() > 1).then(|| RankGroup::new(devices.len() as u32));
-    let finish = |mut rank: RankLoad| {
-        let number = rank.plan.options.shard.rank;
-        let outcome = finish_rank(config, &mut rank, &scheduler, group.as_ref(), &files.name);
-        // Reported before the rank is dropped: the drop waits for its work, unless the group is known to have failed.
-        if let (Err(error), Some(group)) = (&outcome, &group) {
-            group.fail(number, error);
-        }
-        outcome.map(|()| rank)
-    };
-    let mut ranks = on_every_rank(ranks, finish, finish)?.into_iter();
-    let Some(mut first) = ranks.next() else {
-        return Err(RunnerError::Internal("no rank was finished"));
-    };
-    first.notes.push(first.times(start.elapsed()));
-    Ok(Loaded {
-        info: model_info(files, &first, &scheduler, devices.len()),
-        runner: first.into_runner(),
-        others: group.map(|group| (group, ranks.map(RankLoad::into_runner).collect())),
-        scheduler,
+    Ok(LoadedWeights {
+        ranks,
+        elapsed: start.elapsed(),
     })
+}
+
+impl LoadedWeights {
+    /// The second half of [`load`], with the same arguments: the KV cache, recordings and the first steps.
+    ///
+    /// # Errors
+    /// As [`load`]; the weights are gone then.
+    pub fn finish(self, config: &RunnerConfig, files: &ModelFiles) -> Result<Loaded, RunnerError> {
+        let start = Instant::now();
+        let LoadedWeights { mut ranks, elapsed } = self;
+        let num_devices = ranks.len();
+        // Every rank holds all of the scheduler's pages: the smallest memory decides.
+        let mut smallest: Option<KvSized> = None;
+        for rank in &ranks {
+            let sized = size_kv(config, rank)?;
+            if smallest
+                .as_ref()
+                .is_none_or(|s| sized.scheduler.num_blocks < s.scheduler.num_blocks)
+            {
+                smallest = Some(sized);
+            }
+        }
+        let Some(KvSized { scheduler, note }) = smallest else {
+            return Err(RunnerError::Internal("no rank was loaded"));
+        };
+        ranks[0].notes.extend(note);
+        ranks[0].notes.extend(experts_note(config, num_devices));
+        let group = (num_devices > 1).then(|| RankGroup::new(num_devices as u32));
+        let finish = |mut rank: RankLoad| {
+            let number = rank.plan.options.shard.rank;
+            let outcome = finish_rank(config, &mut rank, &scheduler, group.as_ref(), &files.name);
+            // Reported before the rank is dropped: the drop waits for its work, unless the group is known to have
+            // failed.
+            if let (Err(error), Some(group)) = (&outcome, &group) {
+                group.fail(number, error);
+            }
+            outcome.map(|()| rank)
+        };
+        let mut ranks = on_every_rank(ranks, finish, finish)?.into_iter();
+        let Some(mut first) = ranks.next() else {
+            return Err(RunnerError::Internal("no rank was finished"));
+        };
+        first.notes.push(first.times(elapsed + start.elapsed()));
+        Ok(Loaded {
+            info: model_info(files, &first, &scheduler, num_devices),
+            runner: first.into_runner(),
+            others: group.map(|group| (group, ranks.map(RankLoad::into_runner).collect())),
+            scheduler,
+        })
+    }
 }
 
 /// A rank before its KV memory is sized.

@@ -30,9 +30,9 @@ pub struct StepInput<'a> {
 
 /// A model on a device, and its steps in flight.
 pub struct Runner {
-    model: DeviceModel,
-    /// Recorded decode steps, where the device has them.
+    /// Recorded decode steps, where the device has them. They go before the memory that they name.
     recordings: Option<Recordings>,
+    model: DeviceModel,
     /// Adapter slots, where adapters are served.
     lora: Option<Arc<LoraMemory>>,
     rows: Vec<Row>,

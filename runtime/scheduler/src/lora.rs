@@ -30,6 +30,17 @@ impl Scheduler {
         !self.requests.name_adapter(lora) && self.loras.forget(lora)
     }
 
+    /// Frees all slots, because the device loses what they hold: adapters are loaded again when requests want them.
+    /// False: a row uses one, or a load is under way; then nothing is freed.
+    pub fn forget_loras(&mut self) -> bool {
+        self.loras.forget_all()
+    }
+
+    /// Whether a load that was asked for has no answer yet.
+    pub fn is_loading_lora(&self) -> bool {
+        self.loras.residents().any(|resident| !resident.is_ready)
+    }
+
     /// What the device's slots hold, in slot order.
     pub fn lora_residents(&self) -> impl Iterator<Item = LoraResident> {
         self.loras.residents()

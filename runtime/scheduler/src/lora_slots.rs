@@ -164,6 +164,16 @@ impl LoraSlots {
         }
     }
 
+    /// Frees all slots. False: a row uses one, or a load is under way; then nothing is freed.
+    pub(crate) fn forget_all(&mut self) -> bool {
+        let is_free = |slot: &LoraSlot| slot.users == 0 && (slot.is_ready || slot.lora.is_none());
+        let all_free = self.slots.iter().all(is_free);
+        if all_free {
+            self.slots.fill(LoraSlot::default());
+        }
+        all_free
+    }
+
     /// The contents of the slots, in order.
     pub(crate) fn residents(&self) -> impl Iterator<Item = LoraResident> {
         self.slots.iter().filter_map(|slot| {

@@ -247,6 +247,11 @@ pub struct ModelArgs {
     /// are trusted. Without it the template runs in a process of its own, within bounds
     #[arg(long, env = "HALYARD_TRUST_CHAT_TEMPLATE", default_value_t = false)]
     pub trust_chat_template: bool,
+    /// Let POST /sleep give the device's memory back, and keep the model's files mapped for it (with
+    /// --server-dev-mode)
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_SLEEP_MODE", default_value_t = false, num_args = 0..=1,
+        default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_sleep_mode: bool,
     /// Attention backend by name; without it, or with auto, the platform's best
     #[arg(long, value_name = "NAME", env = "HALYARD_ATTENTION_BACKEND")]
     pub attention_backend: Option<String>,
@@ -409,6 +414,7 @@ impl EngineArgs {
             hidden_states: false,
             templates: (!self.model.trust_chat_template).then(TemplateProcesses::shared),
             kv_events: None,
+            sleep_mode: self.model.enable_sleep_mode,
         }
     }
 }

@@ -121,7 +121,7 @@ fn what_needs_nothing_is_taken_and_told() {
     let line = "serve m --swap-space 4 --trust-remote-code --enable-chunked-prefill --no-enable-chunked-prefill -O3 \
         -O 2 -O \
                 -cc {} --disable-log-requests --pipeline-parallel-size 1 --task generate --device auto \
-                --attention-backend FLASH_ATTN --limit-mm-per-prompt.image 0 --no-enable-sleep-mode \
+                --attention-backend FLASH_ATTN --limit-mm-per-prompt.image 0 --no-sleep-mode-offload-cudagraph \
                 --quantization gguf";
     let read = read_words(line).expect("taken");
     assert_eq!(read.args[2..], ["--model=m"]);
@@ -140,7 +140,7 @@ fn what_needs_nothing_is_taken_and_told() {
             "--task",
             "--device",
             "--attention-backend",
-            "--no-enable-sleep-mode",
+            "--no-sleep-mode-offload-cudagraph",
             "--quantization",
             "--limit-mm-per-prompt",
         ]

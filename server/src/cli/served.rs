@@ -166,6 +166,7 @@ impl ServedArgs {
             kv_events,
             lora: LoraState::default(),
             ui,
+            first_rank: self.engine.platform.rank_of(0),
             engine,
         };
         if let Some(adapter) = state

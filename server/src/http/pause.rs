@@ -20,11 +20,21 @@ use crate::openai::lenient::Flag;
 /// vLLM's names of the modes.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Mode {
+pub(super) enum Mode {
     #[default]
     Abort,
     Wait,
     Keep,
+}
+
+impl From<Mode> for PauseMode {
+    fn from(mode: Mode) -> PauseMode {
+        match mode {
+            Mode::Abort => PauseMode::Abort,
+            Mode::Wait => PauseMode::Wait,
+            Mode::Keep => PauseMode::Keep,
+        }
+    }
 }
 
 /// A name that is none of these is an error: `moed=keep` must not end every request.
@@ -63,12 +73,10 @@ type Shared = State<Arc<AppState>>;
 pub async fn pause(State(state): Shared, request: Request) -> Result<Json<Value>, ApiError> {
     let asked: PauseQuery = query(&request)?;
     without_fields(request).await?;
-    let mode = match asked.mode {
-        // vLLM's older name goes before the newer one.
-        _ if asked.wait_for_inflight_requests.0 => PauseMode::Wait,
-        Mode::Abort => PauseMode::Abort,
-        Mode::Wait => PauseMode::Wait,
-        Mode::Keep => PauseMode::Keep,
+    // vLLM's older name goes before the newer one.
+    let mode = match asked.wait_for_inflight_requests.0 {
+        true => PauseMode::Wait,
+        false => asked.mode.into(),
     };
     state.engine.pause(mode, asked.clear_cache.0).await?;
     Ok(Json(json!({ "status": "paused" })))
@@ -77,7 +85,7 @@ pub async fn pause(State(state): Shared, request: Request) -> Result<Json<Value>
 /// `POST /resume`. Without a pause it does nothing.
 ///
 /// # Errors
-/// 400 for a body, 503 when the engine has ended.
+/// 400 for a body, 409 for an engine that sleeps, 503 when the engine has ended.
 pub async fn resume(State(state): Shared, request: Request) -> Result<Json<Value>, ApiError> {
     without_fields(request).await?;
     state.engine.resume().await?;
@@ -113,7 +121,7 @@ pub async fn reset_prefix_cache(State(state): Shared, request: Request) -> Resul
 }
 
 /// These routes take their fields in the query. A body with other ones would go unheard.
-async fn without_fields(request: Request) -> Result<(), ApiError> {
+pub(super) async fn without_fields(request: Request) -> Result<(), ApiError> {
     let (parts, body) = request.into_parts();
     // A page of another origin may send a POST without asking, unless it is JSON.
     if parts.headers.contains_key(header::ORIGIN) {
@@ -137,6 +145,13 @@ impl From<ControlError> for ApiError {
         let (status, code) = match &error {
             ControlError::Resumed => (StatusCode::CONFLICT, "resumed"),
             ControlError::CacheInUse => (StatusCode::CONFLICT, "cache_in_use"),
+            ControlError::SleepModeOff => (StatusCode::CONFLICT, "sleep_mode_off"),
+            ControlError::Asleep => (StatusCode::CONFLICT, "asleep"),
+            ControlError::WeightsFirst => (StatusCode::CONFLICT, "weights_first"),
+            ControlError::CannotOpen { .. } => (StatusCode::BAD_REQUEST, "weights_unreadable"),
+            ControlError::OtherModel { .. } => (StatusCode::BAD_REQUEST, "other_model"),
+            ControlError::WakeFailed { .. } => (StatusCode::SERVICE_UNAVAILABLE, "wake_failed"),
+            ControlError::ReloadFailed { .. } => (StatusCode::SERVICE_UNAVAILABLE, "reload_failed"),
             ControlError::Dead { .. } => (StatusCode::SERVICE_UNAVAILABLE, "engine_dead"),
         };
         ApiError::new(status, error.to_string()).with_code(code)

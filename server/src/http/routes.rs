@@ -25,10 +25,12 @@ use super::pause;
 use super::reload;
 use super::response_store::ResponseStore;
 use super::responses;
+use super::sleep;
 use super::state::AppState;
 use super::ui;
 use crate::api_error::ApiError;
 use crate::kv_events::KvEventFigures;
+use crate::metrics::sleep::SleepStates;
 use crate::metrics::{self, text_format};
 use crate::openai::api::Api;
 use crate::openai::apis::APIS;
@@ -97,6 +99,10 @@ fn with_development(routes: Router<Arc<AppState>>) -> Router<Arc<AppState>> {
         .route("/resume", only(post(pause::resume)))
         .route("/is_paused", only(get(pause::is_paused)))
         .route("/reset_prefix_cache", only(post(pause::reset_prefix_cache)))
+        .route("/sleep", only(post(sleep::sleep)))
+        .route("/wake_up", only(post(sleep::wake_up)))
+        .route("/is_sleeping", only(get(sleep::is_sleeping)))
+        .route("/collective_rpc", only(post(sleep::collective_rpc)))
 }
 
 /// The page and its data.
@@ -242,7 +248,10 @@ async fn metrics_route(State(state): State<Arc<AppState>>, headers: HeaderMap) -
             .iter()
             .map(|publisher| publisher.figures())
             .reduce(KvEventFigures::plus),
-        state.transport.collector(),
+        [
+            state.transport.collector(),
+            Box::new(SleepStates::of(&state.engine, &state.model_names[0], state.first_rank)),
+        ],
         state.responses.as_ref().map(ResponseStore::figures),
         &shown,
     );

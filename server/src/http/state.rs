@@ -54,6 +54,8 @@ impl LoraState {
 pub struct AppState {
     /// The engine.
     pub engine: Replicas,
+    /// Number of the first copy of the model, in metrics.
+    pub first_rank: u32,
     /// Names of the model; the first one is used in answers.
     pub model_names: Vec<String>,
     /// Where the model was loaded from, for `/v1/models`.

@@ -27,6 +27,7 @@ pub fn server(name: &str) -> Arc<TestServer> {
     std::fs::write(&config, longer).expect("writes");
     let server = TestServer::with(Options {
         dev_mode: true,
+        sleep_mode: true,
         model: Some(folder.clone()),
         max_model_len: Some(LONGEST),
         ..Options::default()

@@ -77,6 +77,8 @@ pub struct Options {
     pub responses: Option<StoreLimits>,
     /// Routes for development.
     pub dev_mode: bool,
+    /// The engine may sleep.
+    pub sleep_mode: bool,
     /// No page at /ui.
     pub no_ui: bool,
     /// No OpenAPI document and no page of it.
@@ -94,6 +96,7 @@ impl TestServer {
         config.scheduler.max_num_seqs = 8;
         config.model.max_model_len = options.max_model_len.or(config.model.max_model_len);
         config.lora = options.lora_config;
+        config.sleep_mode = options.sleep_mode;
         config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
         config.model.load_format = match options.dummy_weights {
             true => LoadFormat::Dummy,
@@ -130,6 +133,7 @@ impl TestServer {
         let state = Arc::new(AppState {
             parsers: Parsers::new(&format, engine.tokenizer()).binding_reasoning(options.binds_reasoning),
             engine: engine.into(),
+            first_rank: 0,
             model_names: vec!["tiny".to_owned(), "also-tiny".to_owned()],
             model_root: "fixture".to_owned(),
             created: 1,

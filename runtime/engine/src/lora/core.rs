@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use halyard_runner::LoraMemory;
 use halyard_scheduler::{LoraLoad, Scheduler};
 
 use super::adapter::Adapter;
@@ -82,6 +83,19 @@ impl CoreLora {
             }
             self.loader.load(load.slot, adapter.clone());
         }
+    }
+
+    /// The device's slots go, with what they hold. No row uses one and no load is under way.
+    pub(crate) fn leave_device(&mut self) {
+        self.loader.set_slots(Vec::new());
+        for adapter in self.slots.iter_mut().filter_map(Option::take) {
+            adapter.set_on_device(false);
+        }
+    }
+
+    /// The device has slots again, all of them empty.
+    pub(crate) fn enter_device(&mut self, slots: Vec<Arc<LoraMemory>>) {
+        self.loader.set_slots(slots);
     }
 
     pub(crate) fn note_loaded(&mut self, number: u32) {

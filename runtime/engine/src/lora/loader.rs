@@ -1,13 +1,15 @@
 //! The thread that copies adapters into device slots, from host memory or first from their files. The engine's thread
-//! sends it a load and gets the answer as a command, so steps of other requests go on meanwhile.
+//! sends it a load and gets the answer as a command, so steps of other requests go on meanwhile. The slots' memory goes
+//! and comes with the model's.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use halyard_platform_api::{Error, Status};
 use halyard_runner::LoraMemory;
 
 use super::AdapterError;
@@ -24,9 +26,13 @@ struct Job {
     adapter: Arc<Adapter>,
 }
 
+/// The slots of all ranks; none while the model is on no device.
+type Slots = Arc<Mutex<Vec<Arc<LoraMemory>>>>;
+
 /// The engine's end of the thread.
 pub(crate) struct LoraLoader {
     jobs: Option<Sender<Job>>,
+    slots: Slots,
     /// The thread, and what hangs up when it ends.
     thread: Option<(JoinHandle<()>, Receiver<()>)>,
 }
@@ -43,6 +49,8 @@ impl LoraLoader {
     ) -> Result<LoraLoader, EngineError> {
         let (jobs, receiver) = channel::<Job>();
         let (running, ended) = sync_channel::<()>(1);
+        let slots: Slots = Arc::new(Mutex::new(ranks));
+        let ranks = Arc::clone(&slots);
         let work = move || {
             let _running = running;
             while let Ok(job) = receiver.recv() {
@@ -66,8 +74,15 @@ impl LoraLoader {
             .map_err(|e| EngineError::Thread(e.to_string()))?;
         Ok(LoraLoader {
             jobs: Some(jobs),
+            slots,
             thread: Some((thread, ended)),
         })
+    }
+
+    /// Puts other slots in the place of those that are there, which are dropped. Waits for a copy under way.
+    pub(crate) fn set_slots(&self, ranks: Vec<Arc<LoraMemory>>) {
+        let former = std::mem::replace(&mut *self.slots.lock().unwrap_or_else(PoisonError::into_inner), ranks);
+        drop(former);
     }
 
     /// Asks for an adapter in a slot; [`Command::LoraLoaded`] answers.
@@ -78,15 +93,21 @@ impl LoraLoader {
     }
 }
 
-fn load(adapters: &Adapters, ranks: &[Arc<LoraMemory>], job: &Job) -> Result<(), AdapterError> {
+fn load(adapters: &Adapters, slots: &Slots, job: &Job) -> Result<(), AdapterError> {
     let weights = adapters.weights(&job.adapter)?;
     let start = Instant::now();
-    for memory in ranks {
-        memory.write(job.slot, &weights).map_err(|error| AdapterError::Device {
-            name: job.adapter.name.clone(),
-            error,
-        })?;
+    let refused = |error| AdapterError::Device {
+        name: job.adapter.name.clone(),
+        error,
+    };
+    let ranks = slots.lock().unwrap_or_else(PoisonError::into_inner);
+    if ranks.is_empty() {
+        return Err(refused(Error::new(Status::Internal, "the engine sleeps")));
     }
+    for memory in ranks.iter() {
+        memory.write(job.slot, &weights).map_err(refused)?;
+    }
+    drop(ranks);
     let counters = &job.adapter.counters;
     counters.device_loads.fetch_add(1, Ordering::Relaxed);
     let ns = start.elapsed().as_nanos() as u64;

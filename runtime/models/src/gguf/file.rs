@@ -66,6 +66,14 @@ impl GgufFile {
         self.file.path()
     }
 
+    /// Whether the file still holds what it held when it was opened ([`MappedFile::check_unchanged`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        self.file.check_unchanged()
+    }
+
     /// The format version, 2 or 3.
     #[must_use]
     pub fn version(&self) -> u32 {

@@ -220,6 +220,19 @@ impl Weights {
         }
     }
 
+    /// Whether the files still hold what they held when they were opened. Those that were removed, or replaced under
+    /// their names, do: they are mapped.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`] for a file that was written to in place.
+    pub fn check_unchanged(&self) -> Result<()> {
+        match &self.source {
+            Source::Safetensors { files, .. } => files.check_unchanged(),
+            Source::Gguf { file, .. } => file.check_unchanged(),
+            Source::Dummy(_) => Ok(()),
+        }
+    }
+
     /// The weight with a role, checked for shape and format. A tied output projection is the embedding.
     /// Nothing is copied, except that dummy weights are made at the call.
     ///

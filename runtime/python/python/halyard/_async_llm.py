@@ -97,6 +97,49 @@ class AsyncLLM(EngineOwner):
             if (request := self._running.get(one)) is not None:
                 request.stream.abort()
 
+    async def pause_generation(
+        self, *, mode: str = "abort", wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
+    ) -> None:
+        """Holds generation until `resume_generation`. Requests that run end ("abort"), finish first ("wait"), or go on
+        later ("keep")."""
+        mode = "wait" if wait_for_inflight_requests else mode
+        await asyncio.to_thread(self._engine.pause, mode, clear_cache)
+
+    async def resume_generation(self) -> None:
+        """Ends a pause."""
+        await asyncio.to_thread(self._engine.resume)
+
+    async def is_paused(self) -> bool:
+        """Whether generation is held."""
+        return self._engine.is_paused()
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """As `LLM.reset_prefix_cache`."""
+        was_reset = await asyncio.to_thread(self._engine.reset_prefix_cache, reset_running_requests)
+        return was_reset and not reset_connector
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """As `LLM.sleep`. Requests that come while the engine sleeps wait for `wake_up`."""
+        await asyncio.to_thread(self._engine.sleep, level, mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """As `LLM.wake_up`."""
+        await asyncio.to_thread(self._engine.wake_up, tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether the model is off the device."""
+        return self._engine.is_sleeping()
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """As `LLM.collective_rpc`."""
+        return await asyncio.to_thread(self._collective_rpc, method, timeout, args, kwargs)
+
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine does not run."""
         self._engine.check_health()

@@ -74,6 +74,18 @@ class EngineOwner:
         """Ends the engine and gives the device back; requests that run get `timeout` seconds to finish."""
         self._engine.shutdown(timeout)
 
+    def _collective_rpc(
+        self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> list[Any]:
+        if method != "reload_weights":
+            raise NotImplementedError(f"collective_rpc: there is no method {method!r} here; reload_weights is there")
+        fields = dict(kwargs or {})
+        path = fields.pop("weights_path", None)
+        if path is None or fields or args or timeout is not None:
+            raise ValueError('reload_weights takes kwargs={"weights_path": folder} and nothing else here')
+        self._engine.reload_weights(path)
+        return [None]
+
     def _submit(
         self,
         request_id: str,

@@ -39,6 +39,8 @@ class LLM(EngineOwner):
 
         Raises ValueError for a request that is refused (none runs on then), GenerationError where one ended with an
         error."""
+        if self._engine.is_sleeping():
+            raise RuntimeError("the engine sleeps, and would never answer; call wake_up() first")
         listed = _prompts.as_list(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
@@ -81,6 +83,33 @@ class LLM(EngineOwner):
             self._chat_prompt(one, add_generation_prompt, tools, chat_template_kwargs) for one in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm, lora_request)
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Gives the device's memory back; needs `enable_sleep_mode=True`. At level 1 the same weights come back from
+        host memory, at level 2 the model's folder is loaded as it is then. `mode` is for requests of other threads:
+        they end ("abort"), finish first ("wait"), or go on after the wake ("keep")."""
+        self._engine.sleep(level, mode)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Brings the model back: all of it, or "weights" and later "kv_cache"."""
+        self._engine.wake_up(tags)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forgets cached prefixes. False: requests that run use blocks, or an external cache was meant, which is not
+        here."""
+        return self._engine.reset_prefix_cache(reset_running_requests) and not reset_connector
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """`collective_rpc("reload_weights", kwargs={"weights_path": folder})` puts the weights of another folder of the
+        same architecture in the place of the present ones. Other methods of vLLM's workers raise
+        NotImplementedError."""
+        return self._collective_rpc(method, timeout, args, kwargs)
 
     def embed(self, *_: Any, **__: Any) -> NoReturn:
         """Not offered."""

@@ -25,6 +25,7 @@ _ENGINE = {
     "enable_expert_parallel",
     "enable_lora",
     "enable_prefix_caching",
+    "enable_sleep_mode",
     "enforce_eager",
     "generation_config",
     "gpu_memory_utilization",

@@ -25,7 +25,7 @@ const NO_PYTHON: &str = "Python code is not loaded; a hook is a plugin here (doc
 const PARSERS: &str = "parsers are no plugins: docs/tool-calling.md lists those that are here";
 const SPEC: &str = "speculative decoding is not built yet";
 const CIPHERS: &str = "the suites are those of TLS 1.3 and the strong ones of TLS 1.2; leave it out";
-const SLEEP: &str = "sleep mode is not built yet";
+const SLEEP: &str = "a sleep gives all of the device's memory back, and a wake loads the model again; leave it out";
 const POOLING: &str = "embedding, classification and reward models are not built yet";
 
 /// The flags of vLLM 0.33.
@@ -163,7 +163,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--enable-scale-out", &[], Bool, Accepted("there are no such routes")),
     flag("--enable-server-load-tracking", &[], Bool, Accepted("GET /load is always there")),
     flag("--enable-shm-tensor-arena", &[], Bool, Accepted(ONE_PROCESS)),
-    flag("--enable-sleep-mode", &[], Bool, Refused(SLEEP)),
+    flag("--enable-sleep-mode", &[], Bool, Same),
     flag("--enable-ssl-refresh", &[], Bool, Same),
     flag("--enable-tokenizer-info-endpoint", &[], Bool, Same),
     flag("--enable-tower-connector-lora", &[], Bool, Accepted(TEXT_ONLY)),
