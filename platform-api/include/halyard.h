@@ -372,8 +372,8 @@ extern "C" {
 
 /* Where a buffer lives. */
 #define HALYARD_BUFFER_DEVICE 0u /**< Device memory: weights, KV, activations, row state. */
-/** Memory that ops write and the host reads without a copy command: what a done submit wrote is there for a plain read,
- * which does not block. The result ring. */
+/** Memory that ops read and write and the host reads without a copy command: what a done submit wrote is there for a
+ * plain read, which does not block. The result ring; KV blocks in host memory. */
 #define HALYARD_BUFFER_HOST_VISIBLE 1u
 
 /* What a queue is for. */
@@ -1008,6 +1008,7 @@ typedef struct halyard_iteration_record {
     halyard_u64s inter_token_ns; /**< Times between two successive tokens of a sequence, nanoseconds, each once. */
     /** How many tokens of the step had the time at the same place in `inter_token_ns`; equally long. */
     halyard_u64s inter_token_counts;
+    uint64_t external_tokens; /**< Of `cached_tokens`, those whose KV blocks came from host memory. */
 } halyard_iteration_record;
 #define halyard_iteration_record_base_size 112u
 
@@ -1052,7 +1053,17 @@ typedef struct halyard_cache_record {
     uint64_t unix_ns; /**< When, nanoseconds since the Unix epoch. */
     double usage; /**< `used_blocks` of `total_blocks`, 0 to 1. */
     uint64_t prefix_queries; /**< Prompt tokens looked up in the prefix cache since the last cache record. */
-    uint64_t prefix_hits; /**< Of these, found. */
+    uint64_t prefix_hits; /**< Of these, found, on the device. */
+    /** Prompt tokens looked up in host memory since the last cache record: those that were not found on the device. 0
+     * without a second tier in host memory, as all fields from here on. */
+    uint64_t external_queries;
+    uint64_t external_hits; /**< Of these, found. */
+    uint64_t store_blocks; /**< KV blocks copied to host memory since the last cache record. */
+    uint64_t load_blocks; /**< KV blocks copied from host memory since the last cache record. */
+    uint64_t evicted_blocks; /**< KV blocks that host memory lost to others since the last cache record. */
+    uint64_t store_bytes; /**< Bytes of `store_blocks`, over all devices of the model. */
+    uint64_t load_bytes; /**< Bytes of `load_blocks`, over all devices of the model. */
+    double external_usage; /**< Share of the KV blocks of host memory that hold something, 0 to 1. */
 } halyard_cache_record;
 #define halyard_cache_record_base_size 48u
 

@@ -106,8 +106,8 @@ coded_enum! {
     pub enum BufferKind {
         /// Device memory: weights, KV, activations, row state.
         Device = 0,
-        /// Memory that ops write and the host reads without a copy command: what a done submit wrote is there for a
-        /// plain read, which does not block. The result ring.
+        /// Memory that ops read and write and the host reads without a copy command: what a done submit wrote is there
+        /// for a plain read, which does not block. The result ring; KV blocks in host memory.
         HostVisible = 1,
     }
 }

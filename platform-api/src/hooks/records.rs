@@ -60,19 +60,25 @@ impl RecordField for Arc<[u64]> {
 }
 
 /// A record in Rust, where texts and lists are shared (cloning allocates nothing), and its twin on the wire, which
-/// borrows them.
+/// borrows them. What was added after records had gone out stands under `appended`.
 macro_rules! record {
     ($(#[doc = $doc:literal])* pub struct $name:ident, wire $wire:ident = $cname:literal {
         $( $(#[doc = $fdoc:literal])* pub $field:ident : $ty:ty ),* $(,)?
-    }) => {
+    } $( appended {
+        $( $(#[doc = $adoc:literal])* pub $afield:ident : $aty:ty ),* $(,)?
+    } )? ) => {
         $(#[doc = $doc])*
         #[derive(Clone, Debug, Default, PartialEq)]
-        pub struct $name { $( $(#[doc = $fdoc])* pub $field: $ty, )* }
+        pub struct $name {
+            $( $(#[doc = $fdoc])* pub $field: $ty, )*
+            $( $( $(#[doc = $adoc])* pub $afield: $aty, )* )?
+        }
 
         abi_struct! {
             $(#[doc = $doc])*
             /// Texts and lists are valid during the call.
             pub struct $wire = $cname { $( $(#[doc = $fdoc])* pub $field: <$ty as RecordField>::Wire, )* }
+            $( appended { $( $(#[doc = $adoc])* pub $afield: <$aty as RecordField>::Wire; )* } )?
         }
 
         impl $name {
@@ -80,6 +86,7 @@ macro_rules! record {
             pub fn to_wire(&self) -> $wire {
                 let mut wire = $wire::zeroed();
                 $( wire.$field = self.$field.to_wire(); )*
+                $( $( wire.$afield = self.$afield.to_wire(); )* )?
                 wire
             }
 
@@ -89,7 +96,12 @@ macro_rules! record {
             /// Pointers in `wire` are null or valid for the length beside them.
             pub unsafe fn from_wire(wire: &$wire) -> Self {
                 // SAFETY: as the caller promises.
-                unsafe { $name { $( $field: RecordField::from_wire(wire.$field), )* } }
+                unsafe {
+                    $name {
+                        $( $field: RecordField::from_wire(wire.$field), )*
+                        $( $( $afield: RecordField::from_wire(wire.$afield), )* )?
+                    }
+                }
             }
         }
     };
@@ -184,6 +196,9 @@ record! {
         pub inter_token_ns: Arc<[u64]>,
         /// How many tokens of the step had the time at the same place in `inter_token_ns`; equally long.
         pub inter_token_counts: Arc<[u64]>,
+    } appended {
+        /// Of `cached_tokens`, those whose KV blocks came from host memory.
+        pub external_tokens: u64,
     }
 }
 
@@ -260,8 +275,26 @@ record! {
         pub usage: f64,
         /// Prompt tokens looked up in the prefix cache since the last cache record.
         pub prefix_queries: u64,
-        /// Of these, found.
+        /// Of these, found, on the device.
         pub prefix_hits: u64,
+    } appended {
+        /// Prompt tokens looked up in host memory since the last cache record: those that were not found on the device.
+        /// 0 without a second tier in host memory, as all fields from here on.
+        pub external_queries: u64,
+        /// Of these, found.
+        pub external_hits: u64,
+        /// KV blocks copied to host memory since the last cache record.
+        pub store_blocks: u64,
+        /// KV blocks copied from host memory since the last cache record.
+        pub load_blocks: u64,
+        /// KV blocks that host memory lost to others since the last cache record.
+        pub evicted_blocks: u64,
+        /// Bytes of `store_blocks`, over all devices of the model.
+        pub store_bytes: u64,
+        /// Bytes of `load_blocks`, over all devices of the model.
+        pub load_bytes: u64,
+        /// Share of the KV blocks of host memory that hold something, 0 to 1.
+        pub external_usage: f64,
     }
 }
 

@@ -50,9 +50,9 @@ fn iteration(r: &IterationRecord) -> Value {
     json!({
         "type": "iteration", "unix_ns": r.unix_ns, "step_index": r.step_index, "step_ns": r.step_ns,
         "num_seqs": r.num_seqs, "num_admitted": r.num_admitted, "replayed": r.replayed != 0,
-        "prompt_tokens": r.prompt_tokens, "cached_tokens": r.cached_tokens, "generation_tokens": r.generation_tokens,
-        "first_token_ns": &r.first_token_ns[..], "inter_token_ns": &r.inter_token_ns[..],
-        "inter_token_counts": &r.inter_token_counts[..],
+        "prompt_tokens": r.prompt_tokens, "cached_tokens": r.cached_tokens, "external_tokens": r.external_tokens,
+        "generation_tokens": r.generation_tokens, "first_token_ns": &r.first_token_ns[..],
+        "inter_token_ns": &r.inter_token_ns[..], "inter_token_counts": &r.inter_token_counts[..],
     })
 }
 
@@ -74,7 +74,9 @@ fn cache(r: &CacheRecord) -> Value {
     json!({
         "type": "cache", "unix_ns": r.unix_ns, "used_blocks": r.used_blocks, "total_blocks": r.total_blocks,
         "block_size": r.block_size, "usage": r.usage, "prefix_queries": r.prefix_queries,
-        "prefix_hits": r.prefix_hits,
+        "prefix_hits": r.prefix_hits, "external_queries": r.external_queries, "external_hits": r.external_hits,
+        "store_blocks": r.store_blocks, "load_blocks": r.load_blocks, "evicted_blocks": r.evicted_blocks,
+        "store_bytes": r.store_bytes, "load_bytes": r.load_bytes, "external_usage": r.external_usage,
     })
 }
 

@@ -15,6 +15,8 @@ pub struct Window {
     usage: f64,
     prefix_queries: u64,
     prefix_hits: u64,
+    external_queries: u64,
+    external_hits: u64,
     num_rejected: u64,
     active: bool,
 }
@@ -38,6 +40,8 @@ impl Window {
                 self.usage = record.usage;
                 self.prefix_queries += record.prefix_queries;
                 self.prefix_hits += record.prefix_hits;
+                self.external_queries += record.external_queries;
+                self.external_hits += record.external_hits;
             }
             StatRecord::Rejected(_) => {
                 self.num_rejected += 1;
@@ -69,6 +73,10 @@ impl Window {
         if self.prefix_queries > 0 {
             let rate = self.prefix_hits as f64 / self.prefix_queries as f64 * 100.0;
             line.push_str(&format!(", Prefix cache hit rate: {rate:.1}%"));
+        }
+        if self.external_queries > 0 {
+            let rate = self.external_hits as f64 / self.external_queries as f64 * 100.0;
+            line.push_str(&format!(", External prefix cache hit rate: {rate:.1}%"));
         }
         if self.num_rejected > 0 {
             line.push_str(&format!(", Rejected: {} reqs", self.num_rejected));

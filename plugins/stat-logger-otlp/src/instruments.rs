@@ -35,6 +35,10 @@ pub struct Instruments {
     kv_cache_usage: Gauge<f64>,
     prefix_queries: Counter<u64>,
     prefix_hits: Counter<u64>,
+    external_queries: Counter<u64>,
+    external_hits: Counter<u64>,
+    offload_stores: Counter<u64>,
+    offload_loads: Counter<u64>,
     rejections: Counter<u64>,
     lora_running: Gauge<u64>,
     lora_waiting: Gauge<u64>,
@@ -91,6 +95,26 @@ impl Instruments {
                 "Prompt tokens looked up in the prefix cache.",
             ),
             prefix_hits: count("halyard.prefix_cache.hits", "{token}", "Prompt tokens found there."),
+            external_queries: count(
+                "halyard.external_prefix_cache.queries",
+                "{token}",
+                "Prompt tokens looked up in host memory.",
+            ),
+            external_hits: count(
+                "halyard.external_prefix_cache.hits",
+                "{token}",
+                "Prompt tokens found in host memory.",
+            ),
+            offload_stores: count(
+                "halyard.kv_offload.store",
+                "By",
+                "Bytes of KV blocks copied to host memory.",
+            ),
+            offload_loads: count(
+                "halyard.kv_offload.load",
+                "By",
+                "Bytes of KV blocks copied from host memory.",
+            ),
             rejections: count(
                 "halyard.requests.rejected",
                 "{request}",
@@ -127,6 +151,10 @@ impl Instruments {
                 self.kv_cache_usage.record(cache.usage, &[]);
                 self.prefix_queries.add(cache.prefix_queries, &[]);
                 self.prefix_hits.add(cache.prefix_hits, &[]);
+                self.external_queries.add(cache.external_queries, &[]);
+                self.external_hits.add(cache.external_hits, &[]);
+                self.offload_stores.add(cache.store_bytes, &[]);
+                self.offload_loads.add(cache.load_bytes, &[]);
             }
             StatRecord::Lora(lora) => self.lora(lora),
             StatRecord::Rejected(rejected) => {

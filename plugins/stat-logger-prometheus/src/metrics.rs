@@ -35,6 +35,11 @@ pub struct Metrics {
     kv_usage: FloatGauge,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    external: [Counter; 2],
+    offload_bytes: [Counter; 2],
+    offload_blocks: [Counter; 2],
+    offload_evictions: Counter,
+    offload_usage: FloatGauge,
     prompt_tokens: Counter,
     prompt_tokens_cached: Counter,
     prompt_tokens_by_source: Family<Labels, Counter>,
@@ -159,7 +164,36 @@ impl Metrics {
             preemptions: r.counter("vllm:num_preemptions", "Preemptions"),
             kv_usage: r.float("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 1 is all"),
             prefix_queries: r.counter("vllm:prefix_cache_queries", "Prompt tokens looked up"),
-            prefix_hits: r.counter("vllm:prefix_cache_hits", "Prompt tokens found"),
+            prefix_hits: r.counter("vllm:prefix_cache_hits", "Prompt tokens found on the device"),
+            external: [
+                r.counter(
+                    "vllm:external_prefix_cache_queries",
+                    "Prompt tokens looked up in host memory, as they were not found on the device",
+                ),
+                r.counter("vllm:external_prefix_cache_hits", "Prompt tokens found in host memory"),
+            ],
+            offload_bytes: [
+                r.counter(
+                    "vllm:kv_offload_store_bytes",
+                    "Bytes of KV blocks copied to host memory",
+                ),
+                r.counter(
+                    "vllm:kv_offload_load_bytes",
+                    "Bytes of KV blocks copied from host memory",
+                ),
+            ],
+            offload_blocks: [
+                r.counter("halyard:kv_offload_store_blocks", "KV blocks copied to host memory"),
+                r.counter("halyard:kv_offload_load_blocks", "KV blocks copied from host memory"),
+            ],
+            offload_evictions: r.counter(
+                "vllm:kv_offload_block_eviction",
+                "KV blocks that host memory lost to others",
+            ),
+            offload_usage: r.float(
+                "vllm:kv_offload_cpu_cache_usage_perc",
+                "Share of the KV blocks of host memory that hold something, 1 is all",
+            ),
             prompt_tokens: r.counter("vllm:prompt_tokens", "Prompt tokens processed, cached ones included"),
             prompt_tokens_cached: r.counter("vllm:prompt_tokens_cached", "Prompt tokens from the prefix cache"),
             prompt_tokens_by_source: r
@@ -300,7 +334,11 @@ impl Metrics {
         self.prompt_tokens_cached.inc_by(record.cached_tokens);
         for (source, tokens) in [
             ("local_compute", record.prompt_tokens),
-            ("local_cache_hit", record.cached_tokens),
+            (
+                "local_cache_hit",
+                record.cached_tokens.saturating_sub(record.external_tokens),
+            ),
+            ("external_kv_transfer", record.external_tokens),
         ] {
             self.prompt_tokens_by_source
                 .get_or_create(&one("source", source))
@@ -349,6 +387,18 @@ impl Metrics {
         self.kv_usage.set(record.usage);
         self.prefix_queries.inc_by(record.prefix_queries);
         self.prefix_hits.inc_by(record.prefix_hits);
+        for (counter, more) in [
+            (&self.external[0], record.external_queries),
+            (&self.external[1], record.external_hits),
+            (&self.offload_bytes[0], record.store_bytes),
+            (&self.offload_bytes[1], record.load_bytes),
+            (&self.offload_blocks[0], record.store_blocks),
+            (&self.offload_blocks[1], record.load_blocks),
+            (&self.offload_evictions, record.evicted_blocks),
+        ] {
+            counter.inc_by(more);
+        }
+        self.offload_usage.set(record.external_usage);
     }
 
     fn lora(&mut self, record: &LoraRecord) {

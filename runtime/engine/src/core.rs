@@ -76,6 +76,8 @@ pub(crate) struct CoreParts {
     pub speculative: Option<SpeculativeConfig>,
     pub guides: GuideConfig,
     pub kv_events: Option<Arc<dyn KvEventSink>>,
+    /// Of a KV block on all ranks.
+    pub block_bytes: u64,
 }
 
 impl Core {
@@ -93,12 +95,13 @@ impl Core {
             speculative,
             guides,
             kv_events,
+            block_bytes,
         } = parts;
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
             model,
             vocab,
-            live: Live::new(scheduler, lora, guides, shared, records, kv_events),
+            live: Live::new(scheduler, lora, guides, shared, records, kv_events, block_bytes),
             in_flight: VecDeque::new(),
             plan: SchedulerOutput::default(),
             admitted: Vec::new(),

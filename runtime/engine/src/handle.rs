@@ -177,6 +177,7 @@ impl EngineHandle {
             speculative: config.speculative,
             guides: config.guides,
             kv_events: config.kv_events.clone(),
+            block_bytes: loaded.info.block_bytes * u64::from(loaded.info.tensor_parallel_size),
         });
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())

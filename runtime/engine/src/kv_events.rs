@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-pub use halyard_scheduler::{KvBlockHash, KvEvent, KvStored};
+pub use halyard_scheduler::{KvBlockHash, KvEvent, KvMedium, KvStored};
 
 /// Takes the changes of the prefix cache.
 pub trait KvEventSink: Debug + Send + Sync {

@@ -48,9 +48,10 @@ impl Live {
         shared: Arc<Shared>,
         records: Records,
         kv_events: Option<Arc<dyn KvEventSink>>,
+        block_bytes: u64,
     ) -> Live {
         Live {
-            step_records: StepRecords::new(scheduler.config().groups[0].block_size),
+            step_records: StepRecords::new(scheduler.config().groups[0].block_size, block_bytes),
             scheduler,
             sequences: Sequences::default(),
             masks: Masks::new(guides),
@@ -107,7 +108,7 @@ impl Live {
         specs.clear();
         for admitted in &plan.admitted {
             self.step_records
-                .admitted((!admitted.resumed).then_some(admitted.num_computed));
+                .admitted((!admitted.resumed).then_some((admitted.num_computed, admitted.num_from_host)));
             let Some(sequence) = self.sequences.get_mut(&admitted.id) else {
                 return Err(RunnerError::Internal("the scheduler admits a request that has ended").into());
             };
@@ -326,6 +327,10 @@ impl Live {
         s.preemptions_total = counts.preemptions;
         s.prefix_cache_queries_total = counts.prefix_queries;
         s.prefix_cache_hits_total = counts.prefix_hits;
+        s.external_prefix_cache_queries_total = counts.host_prefix_queries;
+        s.external_prefix_cache_hits_total = counts.host_prefix_hits;
+        s.kv_offload_store_blocks_total = counts.host_stored_blocks;
+        s.kv_offload_load_blocks_total = counts.host_loaded_blocks;
         s.dropped_records_total = self.records.dropped();
         self.shared
             .stats

@@ -23,26 +23,33 @@ pub(crate) struct StepRecords {
     gaps: Vec<(u64, u64)>,
     num_admitted: u32,
     cached_tokens: u64,
+    external_tokens: u64,
     // As the last records said.
     preemptions: u64,
     block_size: u32,
+    /// Of a KV block on all ranks.
+    block_bytes: u64,
     scheduler: (u32, u32),
-    cache: (u32, u64, u64),
+    cache: Counts,
 }
 
 impl StepRecords {
-    /// Nothing yet; KV blocks hold `block_size` tokens.
-    pub(crate) fn new(block_size: u32) -> StepRecords {
+    /// Nothing yet; KV blocks hold `block_size` tokens in `block_bytes`, of all ranks together.
+    pub(crate) fn new(block_size: u32, block_bytes: u64) -> StepRecords {
         StepRecords {
             block_size,
+            block_bytes,
             ..StepRecords::default()
         }
     }
 
-    /// A sequence got a row; for the first time with what it found in the prefix cache.
-    pub(crate) fn admitted(&mut self, cached_tokens: Option<u32>) {
+    /// A sequence got a row; for the first time with what it found in the prefix cache, and how much of that in host
+    /// memory.
+    pub(crate) fn admitted(&mut self, cached_tokens: Option<(u32, u32)>) {
         self.num_admitted += 1;
-        self.cached_tokens += u64::from(cached_tokens.unwrap_or(0));
+        let (cached, external) = cached_tokens.unwrap_or_default();
+        self.cached_tokens += u64::from(cached);
+        self.external_tokens += u64::from(external);
     }
 
     /// A token came `now`.
@@ -87,6 +94,7 @@ impl StepRecords {
             step_ns,
             prompt_tokens,
             cached_tokens: std::mem::take(&mut self.cached_tokens),
+            external_tokens: std::mem::take(&mut self.external_tokens),
             generation_tokens,
             first_token_ns: self.first_token_ns.drain(..).collect(),
             inter_token_ns: self.gaps.iter().map(|(gap, _)| *gap).collect(),
@@ -94,18 +102,8 @@ impl StepRecords {
         }));
         self.gaps.clear();
         send(self.scheduler(step_index, unix_ns, counts, num_waiting));
-        let cache = (counts.used_blocks, counts.prefix_queries, counts.prefix_hits);
-        if cache != self.cache {
-            let before = std::mem::replace(&mut self.cache, cache);
-            send(StatRecord::Cache(CacheRecord {
-                used_blocks: counts.used_blocks,
-                total_blocks: counts.total_blocks,
-                block_size: self.block_size,
-                unix_ns,
-                usage: usage(counts),
-                prefix_queries: counts.prefix_queries - before.1,
-                prefix_hits: counts.prefix_hits - before.2,
-            }));
+        if of_cache(counts) != self.cache {
+            send(self.cache(unix_ns, counts));
         }
     }
 
@@ -121,17 +119,32 @@ impl StepRecords {
         if changed || counts.preemptions != self.preemptions {
             send(self.scheduler(step_index, unix_ns(), counts, num_waiting));
         }
-        if counts.used_blocks != self.cache.0 {
-            self.cache.0 = counts.used_blocks;
-            send(StatRecord::Cache(CacheRecord {
-                used_blocks: counts.used_blocks,
-                total_blocks: counts.total_blocks,
-                block_size: self.block_size,
-                unix_ns: unix_ns(),
-                usage: usage(counts),
-                ..CacheRecord::default()
-            }));
+        if of_cache(counts) != self.cache {
+            send(self.cache(unix_ns(), counts));
         }
+    }
+
+    fn cache(&mut self, unix_ns: u64, counts: &Counts) -> StatRecord {
+        let before = std::mem::replace(&mut self.cache, of_cache(counts));
+        let store_blocks = counts.host_stored_blocks - before.host_stored_blocks;
+        let load_blocks = counts.host_loaded_blocks - before.host_loaded_blocks;
+        StatRecord::Cache(CacheRecord {
+            used_blocks: counts.used_blocks,
+            total_blocks: counts.total_blocks,
+            block_size: self.block_size,
+            unix_ns,
+            usage: usage(counts),
+            prefix_queries: counts.prefix_queries - before.prefix_queries,
+            prefix_hits: counts.prefix_hits - before.prefix_hits,
+            external_queries: counts.host_prefix_queries - before.host_prefix_queries,
+            external_hits: counts.host_prefix_hits - before.host_prefix_hits,
+            store_blocks,
+            load_blocks,
+            evicted_blocks: counts.host_evicted_blocks - before.host_evicted_blocks,
+            store_bytes: store_blocks * self.block_bytes,
+            load_bytes: load_blocks * self.block_bytes,
+            external_usage: counts.host_cached_blocks as f64 / f64::from(counts.host_blocks.max(1)),
+        })
     }
 
     fn scheduler(&mut self, step_index: u64, unix_ns: u64, counts: &Counts, num_waiting: u32) -> StatRecord {
@@ -144,6 +157,22 @@ impl StepRecords {
             step_index,
             unix_ns,
         })
+    }
+}
+
+/// What cache records tell; the rest is left at 0.
+fn of_cache(counts: &Counts) -> Counts {
+    Counts {
+        used_blocks: counts.used_blocks,
+        prefix_queries: counts.prefix_queries,
+        prefix_hits: counts.prefix_hits,
+        host_prefix_queries: counts.host_prefix_queries,
+        host_prefix_hits: counts.host_prefix_hits,
+        host_cached_blocks: counts.host_cached_blocks,
+        host_stored_blocks: counts.host_stored_blocks,
+        host_loaded_blocks: counts.host_loaded_blocks,
+        host_evicted_blocks: counts.host_evicted_blocks,
+        ..Counts::default()
     }
 }
 

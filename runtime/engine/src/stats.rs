@@ -21,8 +21,16 @@ pub struct StatsSnapshot {
     pub preemptions_total: u64,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_cache_queries_total: u64,
-    /// Of these, found.
+    /// Of these, found on the device.
     pub prefix_cache_hits_total: u64,
+    /// Prompt tokens looked up in host memory: those that were not found on the device.
+    pub external_prefix_cache_queries_total: u64,
+    /// Of these, found.
+    pub external_prefix_cache_hits_total: u64,
+    /// KV blocks copied to host memory.
+    pub kv_offload_store_blocks_total: u64,
+    /// KV blocks copied from host memory.
+    pub kv_offload_load_blocks_total: u64,
     /// Ended sequences by reason: stop, length, abort, error.
     pub requests_finished: [u64; 4],
     /// Sequences that ended because the model's logits were NaN or infinite.
@@ -52,6 +60,10 @@ impl StatsSnapshot {
         self.preemptions_total += other.preemptions_total;
         self.prefix_cache_queries_total += other.prefix_cache_queries_total;
         self.prefix_cache_hits_total += other.prefix_cache_hits_total;
+        self.external_prefix_cache_queries_total += other.external_prefix_cache_queries_total;
+        self.external_prefix_cache_hits_total += other.external_prefix_cache_hits_total;
+        self.kv_offload_store_blocks_total += other.kv_offload_store_blocks_total;
+        self.kv_offload_load_blocks_total += other.kv_offload_load_blocks_total;
         for (count, more) in self.requests_finished.iter_mut().zip(other.requests_finished) {
             *count += more;
         }

@@ -51,6 +51,8 @@ pub struct Options {
     kv_cache_memory_bytes: Option<u64>,
     #[serde(default)]
     num_gpu_blocks_override: Option<u32>,
+    #[serde(default)]
+    kv_offloading_size: Option<f64>,
     #[serde(default = "yes")]
     enable_prefix_caching: bool,
     #[serde(default)]
@@ -166,6 +168,13 @@ impl Options {
         }
         cache.kv_cache_memory_bytes = self.kv_cache_memory_bytes;
         cache.num_gpu_blocks_override = self.num_gpu_blocks_override;
+        if let Some(gib) = self.kv_offloading_size {
+            if !(0.0..=1_048_576.0).contains(&gib) {
+                let message = format!("{gib} is not a number of GiB, 0 to 1048576");
+                return Err(option("kv_offloading_size", message));
+            }
+            cache.kv_offloading_bytes = (gib * f64::from(1 << 30)) as u64;
+        }
         cache.kv_cache_dtype = parse_dtype("kv_cache_dtype", self.kv_cache_dtype.as_deref())?;
         cache.enable_prefix_caching = self.enable_prefix_caching;
         if let Some(count) = self.max_num_seqs {

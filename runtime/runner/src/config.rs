@@ -54,6 +54,9 @@ pub struct CacheConfig {
     pub kv_cache_dtype: Option<DType>,
     /// Reuse blocks of equal prefixes.
     pub enable_prefix_caching: bool,
+    /// Host memory for blocks that the prefix cache on the device loses, of all ranks together; 0: none (vLLM's
+    /// `kv_offloading_size`, which is in GiB).
+    pub kv_offloading_bytes: u64,
 }
 
 impl Default for RunnerConfig {
@@ -85,6 +88,7 @@ impl Default for CacheConfig {
             num_gpu_blocks_override: None,
             kv_cache_dtype: None,
             enable_prefix_caching: true,
+            kv_offloading_bytes: 0,
         }
     }
 }

@@ -12,6 +12,7 @@ use halyard_scheduler::Scheduled;
 use crate::compile::CompiledProgram;
 use crate::error::RunnerError;
 use crate::group::RankGroup;
+use crate::host_tier::HostTier;
 use crate::memory::{Capacities, ResultRing, RowState, StepState, Writes, floats_of};
 use crate::result::{Logprob, TokenLogprobs};
 use crate::row::{RowSpec, Sampler};
@@ -61,6 +62,10 @@ pub(crate) struct DeviceModel {
     pub(crate) memory: ModelMemory,
     writes: Writes,
     words: Vec<u32>,
+    /// The KV pages, a buffer for each page slot.
+    pub(crate) kv_pages: Vec<Arc<dyn Buffer>>,
+    /// KV blocks in host memory, where there are some.
+    pub(crate) host_tier: Option<Arc<HostTier>>,
     /// What ranks decide together, where there are several.
     group: Option<Arc<RankGroup>>,
     /// This rank's end of the group, where there are several: leaving it makes the others' collectives fail.
@@ -182,6 +187,8 @@ impl DeviceModel {
             memory,
             writes: Writes::default(),
             words: Vec::new(),
+            kv_pages: Vec::new(),
+            host_tier: None,
             group: None,
             communicator,
             device,
@@ -289,6 +296,11 @@ impl DeviceModel {
         let table = &self.memory.rows.tables[group];
         let at = u64::from(row) * u64::from(table.strides[0]) + u64::from(first);
         self.writes.words(table, at, pages);
+    }
+
+    /// Writes the first words of a tensor.
+    pub(crate) fn write_words(&mut self, tensor: &Tensor, words: impl Iterator<Item = u32>) {
+        self.writes.words(tensor, 0, words);
     }
 
     /// Writes the step itself: header, rows, query lengths, and where logits are wanted.

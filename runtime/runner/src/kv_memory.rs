@@ -5,6 +5,7 @@ use halyard_scheduler::SchedulerConfig;
 
 use crate::config::RunnerConfig;
 use crate::error::RunnerError;
+use crate::host_memory::show_bytes;
 
 /// Most KV bytes taken unasked where host and device share one memory: the rest of the machine lives there too.
 /// (vLLM's CPU default, `VLLM_CPU_KVCACHE_SPACE`, is 4 GiB as well.)
@@ -150,15 +151,6 @@ fn longest_context(scheduler: &SchedulerConfig, pages: u64) -> u32 {
         }
     }
     low
-}
-
-/// Bytes in GiB; less than a hundredth of one in MiB or bytes.
-fn show_bytes(bytes: u64) -> String {
-    match bytes {
-        0..=0xf_ffff => format!("{bytes} bytes"),
-        0x10_0000..=0x9f_ffff => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
-        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
-    }
 }
 
 #[cfg(test)]

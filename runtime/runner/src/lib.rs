@@ -4,7 +4,8 @@
 //! Reading order: `runner` (a step, from plan to results), `flight` (a step under way), `device_model` (programs,
 //! memory, and how a step is written), `step_encode` (the ops around the programs), `recording` and `self_test`
 //! (decode steps recorded once), `ranks` and `group` (several devices), [`load`] (from files to a runner), `plan` (what
-//! loading settles first), `compile` (programs to ops), `weight_loader`, `kv_memory`.
+//! loading settles first), `compile` (programs to ops), `weight_loader`, `kv_memory`, `host_tier` and `host_copies` (KV
+//! blocks in host memory).
 
 mod buckets;
 mod compile;
@@ -13,6 +14,9 @@ mod device_model;
 mod error;
 mod flight;
 mod group;
+mod host_copies;
+mod host_memory;
+mod host_tier;
 mod kv_memory;
 pub mod load;
 mod lora_memory;
@@ -40,6 +44,7 @@ pub use config::{CacheConfig, LoraSlots, RecordingConfig, RunnerConfig};
 pub use error::RunnerError;
 pub use flight::{Flight, StepRow};
 pub use group::RankGroup;
+pub use host_memory::check_host_memory;
 pub use load::{LoadProgress, Loaded, LoadedWeights, ModelInfo, load, load_weights};
 pub use lora_memory::LoraMemory;
 pub use plan::kv_dtype;

@@ -17,6 +17,8 @@ use crate::config::RunnerConfig;
 use crate::device_model::{DeviceModel, ModelMemory, Programs};
 use crate::error::RunnerError;
 use crate::group::RankGroup;
+use crate::host_memory::{check_host_memory, show_bytes};
+use crate::host_tier::{self, BlockCopier, HostTier};
 use crate::kv_memory::{self, KvNeeds};
 use crate::lora_memory::LoraMemory;
 use crate::memory::{ResultRing, RowState, StepState};
@@ -69,8 +71,10 @@ pub struct ModelInfo {
     pub block_size: u32,
     /// Pages of the KV pool.
     pub num_blocks: u32,
-    /// Bytes of a page.
+    /// Bytes of a page, of a rank.
     pub block_bytes: u64,
+    /// Pages in host memory, for what the prefix cache on the device loses; 0: none.
+    pub num_host_blocks: u32,
     /// Bytes of the weights as stored.
     pub weight_bytes: u64,
     /// Requests that run at the same time.
@@ -130,13 +134,14 @@ pub fn load_weights(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<LoadedWeights, RunnerError> {
     let start = Instant::now();
+    check_host_memory(config.cache.kv_offloading_bytes)?;
     let plans = plan_ranks(config, devices, files)?;
     let id = group_id(devices)?;
     let inputs = plans.into_iter().zip(devices.iter().cloned()).collect();
     let ranks = on_every_rank(
         inputs,
-        |(plan, device)| load_rank(plan, device, files, id.as_ref(), progress),
-        |(plan, device)| load_rank(plan, device, files, id.as_ref(), &mut |_| {}),
+        |(plan, device)| load_rank(config, plan, device, files, id.as_ref(), progress),
+        |(plan, device)| load_rank(config, plan, device, files, id.as_ref(), &mut |_| {}),
     )?;
     Ok(LoadedWeights {
         ranks,
@@ -200,6 +205,9 @@ struct RankLoad {
     model: DeviceModel,
     lora: Option<Arc<LoraMemory>>,
     recordings: Option<Recordings>,
+    /// Blocks of host memory, and what copies them, where there is a second tier.
+    host_blocks: u32,
+    copier: Option<BlockCopier>,
     notes: Vec<String>,
     /// Time and bytes of packing weights.
     weights: Duration,
@@ -229,6 +237,7 @@ impl RankLoad {
 
 /// Joins the group and loads a rank's part of the model.
 fn load_rank(
+    config: &RunnerConfig,
     mut plan: Plan,
     device: Arc<dyn Device>,
     files: &ModelFiles,
@@ -244,6 +253,11 @@ fn load_rank(
     let head = build_head(&files.description, &plan.options, &format_of)?;
     check_experts(&*device, &forward)?;
     check_experts(&*device, &head)?;
+    let host_blocks = host_tier::num_blocks(&config.cache, &plan, &*device)?;
+    let copier = match host_blocks {
+        0 => None,
+        _ => Some(BlockCopier::prepare(&*device, plan.block_bytes)?),
+    };
     let queue = device.create_queue(QueueKind::Compute)?;
     let rows = RowState::allocate(&*device, &plan.capacities)?;
     let step = StepState::allocate(&*device, &plan.capacities)?;
@@ -349,7 +363,8 @@ fn load_rank(
         .scratch_bytes
         .max(head.scratch_bytes)
         .max(lora_scratch)
-        .max(of_states);
+        .max(of_states)
+        .max(copier.as_ref().map_or(0, BlockCopier::scratch_bytes));
     queue.reserve_scratch(scratch.max(ops.scratch_bytes()))?;
     let programs = Programs {
         forward,
@@ -373,6 +388,8 @@ fn load_rank(
         model: DeviceModel::new(device, queue, communicator, programs, memory),
         lora,
         recordings: None,
+        host_blocks,
+        copier,
         notes,
         weights,
         weight_bytes,
@@ -425,7 +442,7 @@ fn finish_rank(
     model: &str,
 ) -> Result<(), RunnerError> {
     rank.model.join(group.cloned());
-    rank.bind_kv(scheduler.num_blocks)?;
+    rank.bind_kv(scheduler)?;
     let mut recordings = recordings(config, rank, scheduler);
     if let Some(group) = group
         && !group.agree(recordings.is_some())?
@@ -582,6 +599,7 @@ fn size_kv(config: &RunnerConfig, rank: &RankLoad) -> Result<KvSized, RunnerErro
         num_blocks: 1,
         groups: groups.collect(),
         enable_prefix_caching: config.cache.enable_prefix_caching,
+        num_host_blocks: rank.host_blocks,
         num_lora_slots: plan.lora.map_or(0, |lora| lora.num_slots),
         // `EngineHandle::submit` has the bound. In this queue preempted requests wait as well, and they must not be
         // refused.
@@ -616,21 +634,21 @@ fn random_key() -> [u64; 2] {
 }
 
 impl RankLoad {
-    /// Allocates the pool of `num_blocks` pages and those of checks, one buffer a page slot, and hands every layer its
-    /// blocks.
-    fn bind_kv(&mut self, num_blocks: u32) -> Result<(), RunnerError> {
+    /// Allocates the pool's pages and those of checks, one buffer a page slot, and hands every layer its blocks. Then
+    /// the second tier.
+    fn bind_kv(&mut self, scheduler: &SchedulerConfig) -> Result<(), RunnerError> {
         let plan = &self.plan;
         let block_bytes = u32::try_from(plan.block_bytes).map_err(|_| RunnerError::Config {
             name: "--block-size",
             message: format!("a KV block takes {} bytes; choose a smaller block", plan.block_bytes),
         })?;
-        let num_pages = num_blocks + plan.scratch_pages();
+        let num_pages = scheduler.num_blocks + plan.scratch_pages();
         let mut slots = Vec::new();
         for _ in 0..plan.kv.page_slots {
             let bytes = u64::from(num_pages) * plan.block_bytes;
             let buffer = self.model.device().create_buffer(bytes, BufferKind::Device)?;
             slots.push(Tensor::contiguous(buffer.id(), 0, DType::U8, &[num_pages, block_bytes]));
-            self.model.memory.buffers.push(buffer);
+            self.model.kv_pages.push(buffer);
         }
         let num_layers = plan.kv.groups.iter().map(|group| group.layers.len()).sum::<usize>();
         let caches: Vec<Tensor> = (0..num_layers as u32)
@@ -640,6 +658,19 @@ impl RankLoad {
         programs.forward.bind_kv(&caches);
         if let Some(forward) = &mut programs.lora_forward {
             forward.bind_kv(&caches);
+        }
+        if let Some(copier) = self.copier.take() {
+            let device = self.model.device().clone();
+            let tier = HostTier::allocate(&*device, copier, &slots, scheduler.num_host_blocks)?;
+            self.model.host_tier = Some(Arc::new(tier));
+            self.model.check_host_tier()?;
+            let bytes = u64::from(scheduler.num_host_blocks) * self.plan.block_bytes * slots.len() as u64;
+            self.notes.push(format!(
+                "kv offloading: {} blocks of {} tokens in host memory, {}",
+                scheduler.num_host_blocks,
+                self.plan.options.block_size,
+                show_bytes(bytes)
+            ));
         }
         Ok(())
     }
@@ -660,6 +691,7 @@ fn model_info(files: &ModelFiles, rank: &RankLoad, scheduler: &SchedulerConfig, 
         block_size: plan.options.block_size,
         num_blocks: scheduler.num_blocks,
         block_bytes: plan.block_bytes * u64::from(plan.kv.page_slots),
+        num_host_blocks: scheduler.num_host_blocks,
         weight_bytes: files.weight_bytes,
         max_num_seqs: plan.capacities.max_seqs,
         max_num_batched_tokens: plan.capacities.max_tokens,

@@ -109,6 +109,7 @@ impl Runner {
             }
             _ => None,
         };
+        self.model.copy_host_blocks(plan)?;
         let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_sampled);
         let extra = counts.extra(&spans);
         self.model.begin_writes();

@@ -6,6 +6,7 @@
 //! on the device. So its time does not grow with the number of requests that wait.
 
 use crate::ids::{RowIndex, Slot};
+use crate::kv_groups::Tiers;
 use crate::lora_slots::{MAX_OVERTAKEN, MAX_SKIPPED};
 use crate::output::Admitted;
 use crate::plan::{Chunk, Draft};
@@ -179,7 +180,7 @@ impl Scheduler {
         if self.blocked_head == attempt {
             return Admission::Blocked;
         }
-        let hit = self.kv.find_prefix(request, u32::MAX);
+        let hit = self.kv.find_prefix(request, u32::MAX, Tiers::DeviceAndHost);
         let wanted = request.num_known() - hit;
         let query_len = wanted.min(self.config.max_chunk()).min(draft.budget.for_prompt(wanted));
         if query_len == 0 {
@@ -229,10 +230,18 @@ impl Scheduler {
         if let Some(lora) = lane.lora {
             self.waiting.reset_overtaken(lora);
         }
+        let on_device = match self.kv.host {
+            Some(_) => self.kv.find_prefix(request, hit, Tiers::Device),
+            None => hit,
+        };
         self.kv.adopt_prefix(request, hit);
         if self.config.enable_prefix_caching && request.cacheable {
             self.prefix_queries += u64::from(request.num_known());
-            self.prefix_hits += u64::from(hit);
+            self.prefix_hits += u64::from(on_device);
+            if self.kv.host.is_some() {
+                self.host_prefix_queries += u64::from(request.num_known() - on_device);
+                self.host_prefix_hits += u64::from(hit - on_device);
+            }
         }
         request.state = State::Running;
         request.row = Some(row);
@@ -244,6 +253,7 @@ impl Scheduler {
             row,
             lora_slot,
             num_computed: hit,
+            num_from_host: hit - on_device,
             resumed: request.was_admitted,
             waited_ns: now_ns.saturating_sub(request.arrival_ns),
             prompt: request.prompt.clone(),

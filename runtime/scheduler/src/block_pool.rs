@@ -63,6 +63,11 @@ impl BlockPool {
         self.blocks[id.0 as usize].ref_count
     }
 
+    /// The block that [`Self::take`] would give.
+    pub(crate) fn next_free(&self) -> Option<BlockId> {
+        (self.head != NONE).then_some(BlockId(self.head))
+    }
+
     /// Takes the next free block with one reference. Its former content's cache key comes back, to be forgotten.
     pub(crate) fn take(&mut self) -> Option<(BlockId, Option<CacheKey>)> {
         if self.head == NONE {

@@ -49,6 +49,9 @@ pub struct SchedulerConfig {
     pub groups: Vec<KvGroup>,
     /// Whether requests share the blocks of equal prefixes. Default true.
     pub enable_prefix_caching: bool,
+    /// Blocks of host memory for what the pool takes away from the prefix cache; 0: there is no such second tier. It
+    /// needs prefix caching. Default 0.
+    pub num_host_blocks: u32,
     /// Bound of the waiting queue, in requests. Default 4096.
     pub max_waiting: usize,
     /// Which request goes first. Default FCFS.
@@ -83,6 +86,7 @@ impl Default for SchedulerConfig {
                 block_size: 16,
             }],
             enable_prefix_caching: true,
+            num_host_blocks: 0,
             max_waiting: 4096,
             policy: Policy::Fcfs,
             long_prefill_token_threshold: 0,
@@ -116,6 +120,7 @@ impl SchedulerConfig {
             at_most(field, value, MAX_TOKENS)?;
         }
         at_most("num_lookahead_tokens", self.num_lookahead_tokens, MAX_TOKENS)?;
+        at_most("num_host_blocks", self.num_host_blocks, MAX_TOKENS)?;
         at_most("num_lora_slots", self.num_lora_slots, 1 << 16)?;
         if self.max_waiting == 0 {
             return Err(Error::ZeroLimit { field: "max_waiting" });

@@ -157,6 +157,14 @@ pub enum IntegrityError {
         /// Blocks in the pool.
         total: u32,
     },
+    /// The second tier's index and its blocks disagree, or a plan left copies behind.
+    #[error("the host tier finds {entries} blocks, {blocks} hold something")]
+    HostTier {
+        /// Entries of the index.
+        entries: usize,
+        /// Blocks that say what they hold.
+        blocks: usize,
+    },
     /// An adapter slot's users are not the requests that name it, or it is in use while it is being loaded.
     #[error("adapter slot {slot} counts {users} users, {counted} requests with a row and its adapter name it")]
     LoraSlot {

@@ -12,6 +12,10 @@ pub struct RowIndex(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
+/// A block of host memory, `0..num_host_blocks`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostBlockId(pub u32);
+
 /// A planned step. Steps are numbered from 1 without gaps, in the order of planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct StepId(pub u64);

@@ -27,6 +27,9 @@ impl Scheduler {
         }
         self.kv.pool.check(&owners)?;
         self.check_cache()?;
+        if let Some(tier) = &self.kv.host {
+            tier.check()?;
+        }
         self.check_rows()?;
         self.check_loras()?;
         self.check_sums()?;

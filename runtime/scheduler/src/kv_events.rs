@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use crate::config::{KvGroup, KvKind};
 use crate::ids::BlockId;
 
 /// The name of a block's content, equal on every server for equal content under equal settings.
@@ -17,6 +18,15 @@ use crate::ids::BlockId;
 /// and of the adapter's name and then the cache salt each a byte 0 (none), or a byte 1, its length in bytes (8
 /// little-endian bytes) and its bytes.
 pub type KvBlockHash = [u8; 32];
+
+/// Where a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KvMedium {
+    /// The device's memory: vLLM's `GPU`, on every platform.
+    Device,
+    /// Host memory, the second tier: vLLM's `CPU`.
+    Host,
+}
 
 /// A change of the prefix cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,21 +39,25 @@ pub enum KvEvent {
         group: u32,
         /// The block.
         hash: KvBlockHash,
+        /// Where it was; it may still be found elsewhere.
+        medium: KvMedium,
     },
-    /// Nothing can be found any more.
+    /// Nothing can be found any more, wherever it was.
     Cleared,
 }
 
 /// Blocks that follow each other in a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvStored {
+    /// Where they are.
+    pub medium: KvMedium,
     /// KV group, an index into [`crate::SchedulerConfig::groups`].
     pub group: u32,
     /// The blocks, at least one.
     pub hashes: Vec<KvBlockHash>,
-    /// The block in front of them; `None`: they begin a sequence.
+    /// The block in front of them; `None`: they begin a sequence, or lie in host memory, where only the name is known.
     pub parent: Option<KvBlockHash>,
-    /// Their token ids, `[hashes.len() * block_size]`.
+    /// Their token ids, `[hashes.len() * block_size]`; empty of blocks in host memory.
     pub tokens: Vec<u32>,
     /// Tokens of a block.
     pub block_size: u32,
@@ -85,8 +99,26 @@ impl KvEventLog {
     }
 
     pub(crate) fn removed(&mut self, group: u32, block: BlockId) {
-        let hash = self.name(block);
-        self.pending.push(KvEvent::Removed { group, hash });
+        self.removed_name(group, self.name(block), KvMedium::Device);
+    }
+
+    /// A block's content is in host memory, too.
+    pub(crate) fn stored_in_host(&mut self, group: u32, spec: &KvGroup, hash: KvBlockHash) {
+        self.stored(KvStored {
+            medium: KvMedium::Host,
+            group,
+            hashes: vec![hash],
+            parent: None,
+            tokens: Vec::new(),
+            block_size: spec.block_size,
+            window: window_of(spec),
+            lora: None,
+            salt: None,
+        });
+    }
+
+    pub(crate) fn removed_name(&mut self, group: u32, hash: KvBlockHash, medium: KvMedium) {
+        self.pending.push(KvEvent::Removed { group, hash, medium });
     }
 
     pub(crate) fn cleared(&mut self) {
@@ -95,6 +127,14 @@ impl KvEventLog {
 
     pub(crate) fn take(&mut self) -> Vec<KvEvent> {
         std::mem::take(&mut self.pending)
+    }
+}
+
+/// Tokens that a query of the group sees; `None`: all.
+pub(crate) fn window_of(spec: &KvGroup) -> Option<u32> {
+    match spec.kind {
+        KvKind::Full => None,
+        KvKind::Window { tokens } => Some(tokens),
     }
 }
 

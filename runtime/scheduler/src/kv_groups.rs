@@ -4,8 +4,9 @@
 use crate::block_pool::BlockPool;
 use crate::block_table::BlockTable;
 use crate::config::{KvGroup, KvKind, SchedulerConfig};
-use crate::ids::BlockId;
-use crate::kv_events::{self, KvEventLog, KvStored};
+use crate::host_tier::HostTier;
+use crate::ids::{BlockId, HostBlockId};
+use crate::kv_events::{self, KvBlockHash, KvEventLog, KvMedium, KvStored};
 use crate::prefix_cache::{CacheKey, PrefixCache, block_hash, root_hash};
 use crate::request::Request;
 
@@ -14,6 +15,20 @@ struct Group {
     spec: KvGroup,
     /// Which hash chain its block size uses.
     chain: usize,
+}
+
+/// Where a block's content was found.
+#[derive(Debug, Clone, Copy)]
+enum Found {
+    Device(BlockId),
+    Host(HostBlockId),
+}
+
+/// Which tiers a prefix is looked for in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tiers {
+    Device,
+    DeviceAndHost,
 }
 
 /// Pool, prefix cache and the groups' rules.
@@ -31,6 +46,8 @@ pub(crate) struct KvCache {
     alignment: u64,
     hash_key: [u64; 2],
     epoch: u64,
+    /// The second tier, where there is one.
+    pub(crate) host: Option<HostTier>,
     /// Where somebody listens.
     pub(crate) events: Option<KvEventLog>,
 }
@@ -68,6 +85,8 @@ impl KvCache {
             enable_prefix_caching: config.enable_prefix_caching,
             hash_key: config.hash_key,
             epoch: 0,
+            host: (config.num_host_blocks > 0 && config.enable_prefix_caching)
+                .then(|| HostTier::new(config.num_host_blocks, config.enable_kv_cache_events)),
             events: (config.enable_kv_cache_events && config.enable_prefix_caching)
                 .then(|| KvEventLog::new(config.num_blocks)),
         }
@@ -94,7 +113,7 @@ impl KvCache {
     pub(crate) fn grow(&mut self, group: usize, table: &mut BlockTable, num_tokens: u32) {
         let end = num_tokens.div_ceil(self.groups[group].spec.block_size);
         while table.end() < end {
-            let Some(block) = self.take_block() else {
+            let Some(block) = self.take_block(true) else {
                 debug_assert!(false, "grow is called after missing_blocks");
                 return;
             };
@@ -102,13 +121,18 @@ impl KvCache {
         }
     }
 
-    /// A free block with one owner, nowhere to be found any more.
-    pub(crate) fn take_block(&mut self) -> Option<BlockId> {
+    /// A free block with one owner, no longer to be found on the device. With `offload` the next step moves what it
+    /// held to the second tier; without, for an owner that may write it before a step runs, that is lost.
+    pub(crate) fn take_block(&mut self, offload: bool) -> Option<BlockId> {
         let (block, forgotten) = self.pool.take()?;
         if let Some(key) = forgotten {
             self.cache.remove(key);
             if let Some(events) = &mut self.events {
                 events.removed(key.group, block);
+            }
+            if let Some(host) = self.host.as_mut().filter(|_| offload) {
+                let spec = &self.groups[key.group as usize].spec;
+                host.store(key, block, self.events.as_mut().map(|events| (events, spec)));
             }
         }
         Some(block)
@@ -161,7 +185,7 @@ impl KvCache {
     /// The longest prefix of at most `limit` tokens that every group can serve from the cache. At least one known token
     /// stays to be computed: without it there would be nothing to sample from. Only the blocks that are found, and the
     /// one behind them, are hashed, so a prompt that is not cached costs one hash.
-    pub(crate) fn find_prefix(&self, request: &mut Request, limit: u32) -> u32 {
+    pub(crate) fn find_prefix(&self, request: &mut Request, limit: u32, tiers: Tiers) -> u32 {
         if !self.enable_prefix_caching || !request.cacheable {
             return 0;
         }
@@ -170,7 +194,7 @@ impl KvCache {
         loop {
             let before = length;
             for &index in &self.search_order {
-                length = self.longest_in_group(index, request, length);
+                length = self.longest_in_group(index, request, length, tiers);
             }
             if length == before || self.groups.len() == 1 {
                 return length as u32;
@@ -179,7 +203,12 @@ impl KvCache {
     }
 
     /// The longest prefix of at most `limit` tokens that this group can serve.
-    fn longest_in_group(&self, index: usize, request: &mut Request, limit: u64) -> u64 {
+    fn longest_in_group(&self, index: usize, request: &mut Request, limit: u64, tiers: Tiers) -> u64 {
+        let is_found = |request: &Request, block: u32| match self.find_block(index, request, block) {
+            Some(Found::Device(_)) => true,
+            Some(Found::Host(_)) => tiers == Tiers::DeviceAndHost,
+            None => false,
+        };
         let group = &self.groups[index];
         let block_size = u64::from(group.spec.block_size);
         match group.spec.kind {
@@ -187,7 +216,7 @@ impl KvCache {
                 let mut hits = 0;
                 while hits < limit / block_size {
                     self.extend_chain(request, group.chain, hits as u32 + 1);
-                    if self.find_block(index, request, hits as u32).is_none() {
+                    if !is_found(request, hits as u32) {
                         break;
                     }
                     hits += 1;
@@ -201,7 +230,7 @@ impl KvCache {
                 let mut block = length / block_size;
                 while block > u64::from(first_needed_block(&group.spec, length as u32)) {
                     block -= 1;
-                    if self.find_block(index, request, block as u32).is_none() {
+                    if !is_found(request, block as u32) {
                         length = self.align(block * block_size);
                         block = length / block_size;
                     }
@@ -220,19 +249,26 @@ impl KvCache {
         tokens - tokens % self.alignment
     }
 
-    fn find_block(&self, group: usize, request: &Request, block: u32) -> Option<BlockId> {
+    fn find_block(&self, group: usize, request: &Request, block: u32) -> Option<Found> {
+        let key = self.key_of(group, request, block)?;
+        let on_host = || self.host.as_ref()?.find(key).map(Found::Host);
+        self.cache.find(key).map(Found::Device).or_else(on_host)
+    }
+
+    /// The name of a block of known tokens, if the chain reaches it.
+    fn key_of(&self, group: usize, request: &Request, block: u32) -> Option<CacheKey> {
         let hash = *request.chains[self.groups[group].chain].get(block as usize)?;
-        self.cache.find(CacheKey {
+        Some(CacheKey {
             group: group as u32,
             hash,
         })
     }
 
-    /// Blocks behind a hit of `length` tokens in one group: entry and block.
-    fn hits<'a>(&'a self, group: usize, request: &'a Request, length: u32) -> impl Iterator<Item = BlockId> + 'a {
+    /// Blocks behind a hit of `length` tokens in one group: entry, and where it was found.
+    fn hits<'a>(&'a self, group: usize, request: &'a Request, length: u32) -> impl Iterator<Item = (u32, Found)> + 'a {
         let spec = &self.groups[group].spec;
         (first_needed_block(spec, length)..length / spec.block_size)
-            .filter_map(move |block| self.find_block(group, request, block))
+            .filter_map(move |block| Some((block, self.find_block(group, request, block)?)))
     }
 
     /// Free blocks that must be there to admit the request with a hit of `hit` tokens and a first chunk up to
@@ -242,9 +278,13 @@ impl KvCache {
         let mut cost = 0;
         for (index, group) in self.groups.iter().enumerate() {
             let (mut hits, mut idle_hits) = (0, 0);
-            for block in self.hits(index, request, hit) {
+            for (_, found) in self.hits(index, request, hit) {
                 hits += 1;
-                idle_hits += u64::from(self.pool.ref_count(block) == 0);
+                idle_hits += u64::from(match found {
+                    Found::Device(block) => self.pool.ref_count(block) == 0,
+                    // It takes a free block, too.
+                    Found::Host(_) => true,
+                });
             }
             let chunk = u64::from(chunk_end.div_ceil(group.spec.block_size) - hit / group.spec.block_size);
             let whole = config.group_blocks_for(&group.spec, request.num_known());
@@ -256,21 +296,97 @@ impl KvCache {
     /// Puts the blocks behind a hit of `length` tokens into the request's empty tables, as one more owner.
     pub(crate) fn adopt_prefix(&mut self, request: &mut Request, length: u32) {
         request.cache_epoch = self.epoch;
-        for group in 0..self.groups.len() {
-            let blocks: Vec<BlockId> = self.hits(group, request, length).collect();
+        let hits: Vec<Vec<(u32, Found)>> = (0..self.groups.len())
+            .map(|group| self.hits(group, request, length).collect())
+            .collect();
+        // All of them first: a block that is taken for a copy must be none of these.
+        for (_, found) in hits.iter().flatten() {
+            match (found, &mut self.host) {
+                (Found::Device(block), _) => self.pool.add_ref(*block),
+                (Found::Host(host), Some(tier)) => tier.touch(*host),
+                (Found::Host(_), None) => debug_assert!(false, "there is no second tier"),
+            }
+        }
+        for (group, hits) in hits.iter().enumerate() {
+            let names = self.names_of_loads(group, request, hits);
+            for (entry, found) in hits {
+                let block = match found {
+                    Found::Device(block) => Some(*block),
+                    Found::Host(host) => self.load_block(group, request, *entry, *host),
+                };
+                let Some(block) = block else {
+                    debug_assert!(false, "adopt_prefix is called after admission_cost");
+                    return;
+                };
+                if let (Found::Host(_), Some(events)) = (found, &mut self.events) {
+                    events.set_name(block, names[*entry as usize]);
+                }
+                request.tables[group].blocks.push(block);
+            }
+            self.note_loaded(group, request, hits, &names);
             let spec = self.groups[group].spec;
             let table = &mut request.tables[group];
             table.first = first_needed_block(&spec, length);
             table.num_published = length / spec.block_size;
-            debug_assert_eq!(table.first + blocks.len() as u32, table.num_published);
-            for block in &blocks {
-                self.pool.add_ref(*block);
-            }
+            debug_assert_eq!(table.end(), table.num_published);
             if let Some(events) = &self.events {
-                table.published = blocks.last().map(|block| events.name(*block));
+                table.published = table.blocks.last().map(|block| events.name(*block));
             }
-            table.blocks.extend(blocks);
         }
+    }
+
+    /// A block that the next step fills from the second tier, with one owner; it can be found from now on, as whoever
+    /// finds it reads it in that step or a later one.
+    fn load_block(&mut self, group: usize, request: &Request, entry: u32, host: HostBlockId) -> Option<BlockId> {
+        let key = self.key_of(group, request, entry)?;
+        let block = self.take_block(true)?;
+        self.host.as_mut()?.load(host, block);
+        if self.cache.insert(key, block) {
+            self.pool.set_cache_key(block, Some(key));
+        }
+        Some(block)
+    }
+
+    /// Where events are kept and a block comes from the second tier: the names of the request's blocks up to the last
+    /// hit. They are computed, as only the last block's name is known otherwise, and a listener wants its parent's.
+    fn names_of_loads(&self, group: usize, request: &Request, hits: &[(u32, Found)]) -> Vec<KvBlockHash> {
+        let is_host = |(_, found): &(u32, Found)| matches!(found, Found::Host(_));
+        let Some((last, _)) = hits
+            .last()
+            .filter(|_| self.events.is_some() && hits.iter().any(is_host))
+        else {
+            return Vec::new();
+        };
+        let spec = &self.groups[group].spec;
+        let (lora, salt) = (request.lora_name.as_deref(), request.cache_salt.as_deref());
+        let size = spec.block_size as usize;
+        let mut name = kv_events::root(spec.block_size, lora, salt);
+        let child = |entry: u32| {
+            let tokens: Vec<u32> = request.tokens_from(entry as usize * size).take(size).collect();
+            name = kv_events::child(&name, &tokens);
+            name
+        };
+        (0..=*last).map(child).collect()
+    }
+
+    /// Notes the blocks that come from the second tier, those in a row as one event.
+    fn note_loaded(&mut self, group: usize, request: &Request, hits: &[(u32, Found)], names: &[KvBlockHash]) {
+        let Some(events) = &mut self.events else { return };
+        let spec = &self.groups[group].spec;
+        let mut open: Option<KvStored> = None;
+        for (entry, found) in hits {
+            let Found::Host(_) = found else {
+                open.take().into_iter().for_each(|run| events.stored(run));
+                continue;
+            };
+            let parent = entry.checked_sub(1).map(|before| names[before as usize]);
+            let run = open.get_or_insert_with(|| new_run(group, spec, request, parent));
+            let size = spec.block_size as usize;
+            run.hashes.push(names[*entry as usize]);
+            run.tokens
+                .extend(request.tokens_from(*entry as usize * size).take(size));
+        }
+        open.into_iter().for_each(|run| events.stored(run));
     }
 
     /// Makes the full blocks of exactly computed tokens findable. They are hashed here, so that each step pays for its
@@ -321,6 +437,9 @@ impl KvCache {
                         events.removed(key.group, block);
                     }
                 }
+                if let Some(host) = &mut self.host {
+                    host.forget(key, self.events.as_mut());
+                }
             }
         }
     }
@@ -349,19 +468,7 @@ impl KvCache {
                 None => open.take().into_iter().for_each(|run| events.stored(run)),
                 Some(block) => {
                     events.set_name(block, hash);
-                    let run = open.get_or_insert_with(|| KvStored {
-                        group,
-                        hashes: Vec::new(),
-                        parent,
-                        tokens: Vec::new(),
-                        block_size: spec.block_size,
-                        window: match spec.kind {
-                            KvKind::Full => None,
-                            KvKind::Window { tokens } => Some(tokens),
-                        },
-                        lora: request.lora.zip(request.lora_name.clone()),
-                        salt: request.cache_salt.clone(),
-                    });
+                    let run = open.get_or_insert_with(|| new_run(index, spec, request, parent));
                     run.hashes.push(hash);
                     run.tokens.extend(tokens);
                 }
@@ -372,15 +479,31 @@ impl KvCache {
         request.tables[index].published = parent;
     }
 
-    /// Forgets all cached content; blocks of requests that run now are never published again.
+    /// Forgets all cached content of both tiers; blocks of requests that run now are never published again.
     pub(crate) fn reset_prefix_cache(&mut self) -> usize {
         self.epoch += 1;
-        let forgotten = self.cache.len();
+        let on_host = self.host.as_mut().map_or(0, HostTier::clear);
+        let forgotten = self.cache.len() + on_host;
         self.cache.clear(|block| self.pool.set_cache_key(block, None));
         if let Some(events) = &mut self.events {
             events.cleared();
         }
         forgotten
+    }
+}
+
+/// A run of blocks on the device behind `parent`, without a block yet.
+fn new_run(group: usize, spec: &KvGroup, request: &Request, parent: Option<KvBlockHash>) -> KvStored {
+    KvStored {
+        medium: KvMedium::Device,
+        group: group as u32,
+        hashes: Vec::new(),
+        parent,
+        tokens: Vec::new(),
+        block_size: spec.block_size,
+        window: kv_events::window_of(spec),
+        lora: request.lora.zip(request.lora_name.clone()),
+        salt: request.cache_salt.clone(),
     }
 }
 

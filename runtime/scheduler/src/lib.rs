@@ -1,8 +1,9 @@
 //! The scheduler: a pure state machine that decides which tokens of which requests the next step computes.
 //!
 //! It owns the request queues, the step plan, the one pool of KV blocks with a block table per KV group, and the
-//! prefix cache. It must never read a clock (`now` is an argument), do I/O, touch a device or look at a token
-//! value to plan: steps are planned from **counts**, so step N+1 may be planned while step N is in flight.
+//! prefix cache with its second tier in host memory. It must never read a clock (`now` is an argument), do I/O, touch a
+//! device or look at a token value to plan: steps are planned from **counts**, so step N+1 may be planned while step N
+//! is in flight.
 //!
 //! The loop of its caller:
 //! ```
@@ -32,6 +33,7 @@ mod block_table;
 mod budget;
 mod config;
 mod error;
+mod host_tier;
 mod ids;
 mod integrity;
 mod kv_events;
@@ -50,9 +52,11 @@ mod update;
 
 pub use config::{KvGroup, KvKind, Policy, SchedulerConfig};
 pub use error::{Error, IntegrityError};
-pub use ids::{BlockId, HoldId, RequestId, RowIndex, StepId};
-pub use kv_events::{KvBlockHash, KvEvent, KvStored};
+pub use ids::{BlockId, HoldId, HostBlockId, RequestId, RowIndex, StepId};
+pub use kv_events::{KvBlockHash, KvEvent, KvMedium, KvStored};
 pub use lora_slots::{LoraLoad, LoraResident};
-pub use output::{Admitted, FinishReason, PauseState, RowResult, Scheduled, SchedulerOutput, TableWrite, Update};
+pub use output::{
+    Admitted, FinishReason, HostCopy, PauseState, RowResult, Scheduled, SchedulerOutput, TableWrite, Update,
+};
 pub use request::NewRequest;
 pub use scheduler::{Counts, Hold, Scheduler};

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::ids::{BlockId, RequestId, RowIndex, StepId};
+use crate::ids::{BlockId, HostBlockId, RequestId, RowIndex, StepId};
 
-/// The plan of one step. Apply it to the device in the order of its fields: admissions, table writes, then the rows.
+/// The plan of one step. Apply it to the device in this order: copies to the host, copies from the host, admissions,
+/// table writes, then the rows.
 ///
 /// The vectors keep their capacity over [`crate::Scheduler::schedule_into`] calls.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +27,12 @@ pub struct SchedulerOutput {
     pub table_writes: Vec<TableWrite>,
     /// The blocks of all `table_writes`, one after another.
     pub table_blocks: Vec<BlockId>,
+    /// Blocks to copy to host memory, before anything of this step changes them. Neither a block nor a block of host
+    /// memory is named twice.
+    pub host_stores: Vec<HostCopy>,
+    /// Blocks to fill from host memory: after all of `host_stores`, which may free these blocks or bring what is read
+    /// here, and before the rows.
+    pub host_loads: Vec<HostCopy>,
 }
 
 impl SchedulerOutput {
@@ -41,7 +48,18 @@ impl SchedulerOutput {
         self.scheduled.clear();
         self.table_writes.clear();
         self.table_blocks.clear();
+        self.host_stores.clear();
+        self.host_loads.clear();
     }
+}
+
+/// A KV block in host memory and one on the device; which way the copy goes says the list that it is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostCopy {
+    /// On the device.
+    pub block: BlockId,
+    /// In host memory.
+    pub host: HostBlockId,
 }
 
 /// A request gets a device row.
@@ -55,6 +73,8 @@ pub struct Admitted {
     pub lora_slot: Option<u32>,
     /// Tokens whose keys and values are already in the cache: the row starts at this length.
     pub num_computed: u32,
+    /// Of these, the tokens whose blocks only host memory had: the ones behind what the device could serve.
+    pub num_from_host: u32,
     /// Whether it ran before and was preempted.
     pub resumed: bool,
     /// Nanoseconds from its arrival to this admission (0 if the clock ran backwards).

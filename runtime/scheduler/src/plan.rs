@@ -65,6 +65,9 @@ impl Scheduler {
         out.num_tokens = all_tokens - draft.budget.tokens_left;
         self.write_tables(&rows, out);
         self.first_entries.clear();
+        if let Some(host) = &mut self.kv.host {
+            host.end_plan(&mut out.host_stores, &mut out.host_loads);
+        }
         if rows.is_empty() {
             self.spare_rows.push(rows);
             return false;

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::config::SchedulerConfig;
 use crate::error::Error;
+use crate::host_tier::HostTier;
 use crate::ids::{BlockId, HoldId, RequestId, RowIndex, Slot, StepId};
 use crate::kv_events::{KvEvent, KvEventLog};
-use crate::kv_groups::KvCache;
+use crate::kv_groups::{KvCache, Tiers};
 use crate::lora_slots::LoraSlots;
 use crate::output::PauseState;
 use crate::queue::{Lane, LaneHead, PROBED_TOKENS, QueueKey, WaitingQueue};
@@ -47,8 +48,22 @@ pub struct Counts {
     pub preemptions: u64,
     /// Tokens looked up in the prefix cache by admitted requests since the start.
     pub prefix_queries: u64,
-    /// Tokens found there since the start.
+    /// Tokens found there since the start, on the device.
     pub prefix_hits: u64,
+    /// Tokens looked up in the second tier since the start: those that were not found on the device.
+    pub host_prefix_queries: u64,
+    /// Tokens found there since the start.
+    pub host_prefix_hits: u64,
+    /// Blocks of the second tier.
+    pub host_blocks: u32,
+    /// Of these, those that hold something.
+    pub host_cached_blocks: usize,
+    /// Blocks copied to the second tier since the start.
+    pub host_stored_blocks: u64,
+    /// Blocks copied back since the start.
+    pub host_loaded_blocks: u64,
+    /// Blocks of the second tier that lost their content to another one since the start.
+    pub host_evicted_blocks: u64,
 }
 
 /// A row of a step in flight.
@@ -108,6 +123,8 @@ pub struct Scheduler {
     pub(crate) preemptions: u64,
     pub(crate) prefix_queries: u64,
     pub(crate) prefix_hits: u64,
+    pub(crate) host_prefix_queries: u64,
+    pub(crate) host_prefix_hits: u64,
 }
 
 impl Scheduler {
@@ -143,6 +160,8 @@ impl Scheduler {
             preemptions: 0,
             prefix_queries: 0,
             prefix_hits: 0,
+            host_prefix_queries: 0,
+            host_prefix_hits: 0,
             config,
         })
     }
@@ -198,7 +217,7 @@ impl Scheduler {
         });
         self.by_id.insert(new.id, slot);
         let request = &mut self.requests[slot];
-        let hit = self.kv.find_prefix(request, PROBED_TOKENS);
+        let hit = self.kv.find_prefix(request, PROBED_TOKENS, Tiers::DeviceAndHost);
         if hit.saturating_add(self.kv.alignment()) <= PROBED_TOKENS {
             request.wanted_hint = request.num_known() - hit;
         }
@@ -285,7 +304,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes `num_blocks` free blocks for something outside the scheduler.
+    /// Takes `num_blocks` free blocks for something outside the scheduler. What they held is not moved to the second
+    /// tier, as they may be written before the next step.
     ///
     /// # Errors
     /// [`Error::NotEnoughFreeBlocks`]; nothing is held then.
@@ -297,7 +317,7 @@ impl Scheduler {
                 free,
             });
         }
-        let blocks = (0..num_blocks).filter_map(|_| self.kv.take_block()).collect();
+        let blocks = (0..num_blocks).filter_map(|_| self.kv.take_block(false)).collect();
         Ok(self.hold(blocks))
     }
 
@@ -335,8 +355,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Forgets all cached prefixes, for instance because the weights changed. Requests that run go on with what
-    /// they have, but nothing of it is cached any more. Returns the number of forgotten blocks.
+    /// Forgets all cached prefixes, in both tiers, for instance because the weights changed. Requests that run go on
+    /// with what they have, but nothing of it is cached any more. Returns the number of forgotten blocks.
     pub fn reset_prefix_cache(&mut self) -> usize {
         self.blocked_head = None;
         self.kv.reset_prefix_cache()
@@ -361,7 +381,7 @@ impl Scheduler {
 
     /// Gauges and counters now.
     pub fn counts(&self) -> Counts {
-        let pool = &self.kv.pool;
+        let (pool, host) = (&self.kv.pool, self.kv.host.as_ref());
         Counts {
             running: self.running.len(),
             waiting: self.waiting.len(),
@@ -375,6 +395,13 @@ impl Scheduler {
             preemptions: self.preemptions,
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
+            host_prefix_queries: self.host_prefix_queries,
+            host_prefix_hits: self.host_prefix_hits,
+            host_blocks: host.map_or(0, HostTier::total),
+            host_cached_blocks: host.map_or(0, HostTier::len),
+            host_stored_blocks: host.map_or(0, |tier| tier.num_stored),
+            host_loaded_blocks: host.map_or(0, |tier| tier.num_loaded),
+            host_evicted_blocks: host.map_or(0, |tier| tier.num_evicted),
         }
     }
 

@@ -123,7 +123,8 @@ fn blocks_that_are_taken_again_are_removed() {
     assert_eq!(old.len(), 3);
     // 4 blocks, of which 3 hold the first prompt: the last of its blocks go first.
     let events = run(&mut rig, request(2, tokens(2, 9), 1));
-    let removed = |hash| KvEvent::Removed { group: 0, hash };
+    let medium = KvMedium::Device;
+    let removed = |hash| KvEvent::Removed { group: 0, hash, medium };
     assert_eq!(events[..2], [removed(old[2]), removed(old[1])], "{events:?}");
     assert_eq!(stored(&events[2]).tokens, tokens(2, 8));
     assert_eq!(events.len(), 3);
@@ -155,7 +156,7 @@ fn discarded_tokens_are_removed() {
     assert!(rig.scheduler.discard(RequestId(1)));
     let events = rig.scheduler.take_kv_events();
     let removed = events.iter().map(|event| match event {
-        KvEvent::Removed { group: 0, hash } => *hash,
+        KvEvent::Removed { group: 0, hash, .. } => *hash,
         other => panic!("{other:?}"),
     });
     assert_eq!(removed.collect::<HashSet<_>>(), old);
@@ -182,23 +183,33 @@ fn nobody_listens_and_nothing_is_kept() {
 /// A listener's picture of the cache.
 #[derive(Default)]
 struct Listener {
-    found: HashSet<(u32, KvBlockHash)>,
+    found: HashSet<(KvMedium, u32, KvBlockHash)>,
     /// The tokens of each name ever seen, with the name before it.
     content: HashMap<KvBlockHash, (Option<KvBlockHash>, Vec<u32>)>,
-    num: [usize; 3],
+    num: [usize; 4],
 }
 
 impl Listener {
     fn apply(&mut self, events: Vec<KvEvent>) {
         for event in events {
             match event {
+                KvEvent::Stored(stored) if stored.medium == KvMedium::Host => {
+                    self.num[3] += 1;
+                    assert_eq!((stored.parent, stored.tokens.len()), (None, 0));
+                    for hash in stored.hashes {
+                        let found = (stored.medium, stored.group, hash);
+                        assert!(self.found.insert(found), "stored twice");
+                        assert!(self.content.contains_key(&hash), "it was on the device before");
+                    }
+                }
                 KvEvent::Stored(stored) => {
                     self.num[0] += 1;
                     let size = stored.block_size as usize;
                     assert_eq!(stored.tokens.len(), stored.hashes.len() * size);
                     let mut parent = stored.parent;
                     for (hash, tokens) in stored.hashes.iter().zip(stored.tokens.chunks(size)) {
-                        assert!(self.found.insert((stored.group, *hash)), "stored twice");
+                        let found = (stored.medium, stored.group, *hash);
+                        assert!(self.found.insert(found), "stored twice");
                         if let Some(parent) = parent {
                             let mut hasher = Sha256::new_with_prefix(parent);
                             tokens.iter().for_each(|token| hasher.update(token.to_le_bytes()));
@@ -210,9 +221,10 @@ impl Listener {
                         parent = Some(*hash);
                     }
                 }
-                KvEvent::Removed { group, hash } => {
+                KvEvent::Removed { group, hash, medium } => {
                     self.num[1] += 1;
-                    assert!(self.found.remove(&(group, hash)), "removed what was not there");
+                    let found = (medium, group, hash);
+                    assert!(self.found.remove(&found), "removed what was not there");
                 }
                 KvEvent::Cleared => {
                     self.num[2] += 1;
@@ -242,6 +254,7 @@ fn a_listener_knows_what_can_be_found() {
         let mut config = SchedulerConfig {
             groups,
             max_steps_in_flight: 2,
+            num_host_blocks: 20,
             ..listening(small(0))
         };
         config.num_blocks = config.blocks_for(64) as u32 + 7;
@@ -276,13 +289,20 @@ fn a_listener_knows_what_can_be_found() {
                 _ => {}
             }
             listener.apply(rig.scheduler.take_kv_events());
+            let counts = rig.scheduler.counts();
+            let on_host = listener.found.iter().filter(|found| found.0 == KvMedium::Host).count();
             assert_eq!(
-                listener.found.len(),
-                rig.scheduler.counts().cached_blocks,
+                (listener.found.len() - on_host, on_host),
+                (counts.cached_blocks, counts.host_cached_blocks),
                 "request {id}"
             );
         }
         assert!(rig.scheduler.counts().preemptions > 20, "{:?}", rig.scheduler.counts());
         assert!(listener.num.iter().all(|num| *num > 20), "{:?}", listener.num);
+        assert!(
+            rig.scheduler.counts().host_loaded_blocks > 20,
+            "{:?}",
+            rig.scheduler.counts()
+        );
     }
 }

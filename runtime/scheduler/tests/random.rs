@@ -20,10 +20,18 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
         Just(vec![(0, 2), (1, 4), (9, 8)]),
     ];
     let sizes = (1_u32..6, 1_u32..24, prop_oneof![Just(0_u32), 1_u32..8], 0_u32..3);
-    let rest = (1_u32..4, any::<bool>(), any::<bool>(), 16_u32..40, 0_u32..40);
+    let host_blocks = prop_oneof![Just(0_u32), 1_u32..6, 6_u32..40];
+    let rest = (
+        1_u32..4,
+        any::<bool>(),
+        any::<bool>(),
+        16_u32..40,
+        0_u32..40,
+        host_blocks,
+    );
     (groups, sizes, rest).prop_map(|(groups, sizes, rest)| {
         let (max_num_seqs, max_num_batched_tokens, long_prefill_token_threshold, num_lookahead_tokens) = sizes;
-        let (max_steps_in_flight, enable_prefix_caching, fcfs, max_model_len, spare_blocks) = rest;
+        let (max_steps_in_flight, enable_prefix_caching, fcfs, max_model_len, spare_blocks, num_host_blocks) = rest;
         let kind = |tokens| {
             if tokens == 0 {
                 KvKind::Full
@@ -41,6 +49,7 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
             max_model_len,
             groups: groups.collect(),
             enable_prefix_caching,
+            num_host_blocks,
             max_waiting: 12,
             policy: if fcfs { Policy::Fcfs } else { Policy::Priority },
             long_prefill_token_threshold,
@@ -310,21 +319,31 @@ fn workloads_reach_preemption_sharing_and_rollback() {
                 block_size: 4,
             },
         ],
+        num_host_blocks: 20,
         max_waiting: 12,
         max_steps_in_flight: 3,
         ..SchedulerConfig::default()
     };
     let (mut preemptions, mut hits, mut rejected_drafts, mut kept_in_flight) = (0, 0, 0, 0);
+    let (mut loaded, mut evicted, mut host_hits) = (0, 0, 0);
     for seed in 0..50 {
         let workload = run(config.clone(), seed, 200);
         let counts = workload.rig.scheduler.counts();
         preemptions += counts.preemptions;
         hits += counts.prefix_hits;
+        loaded += counts.host_loaded_blocks;
+        evicted += counts.host_evicted_blocks;
+        host_hits += counts.host_prefix_hits;
         rejected_drafts += workload.rig.device.rejected_drafts;
         kept_in_flight += workload.rig.planned_over_flight;
     }
     assert!(preemptions > 100, "{preemptions} preemptions");
     assert!(hits > 1000, "{hits} tokens hit");
+    assert!(
+        loaded > 200 && evicted > 500,
+        "{loaded} blocks came back, {evicted} went"
+    );
+    assert!(host_hits > 500, "{host_hits} tokens hit in host memory");
     assert!(rejected_drafts > 1000, "{rejected_drafts} drafts rejected");
     assert!(
         kept_in_flight > 1000,

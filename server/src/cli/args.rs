@@ -18,7 +18,8 @@ use super::lora::LoraArgs;
 use super::model_flags::OverrideArgs;
 use super::structured::StructuredArgs;
 use super::units::{
-    ContextLength, DTypeChoice, parse_bytes, parse_context, parse_dtype, parse_policy, parse_share, parse_tokens,
+    ContextLength, DTypeChoice, parse_bytes, parse_context, parse_dtype, parse_gib, parse_policy, parse_share,
+    parse_tokens,
 };
 use crate::error::ServerError;
 use crate::logging::LogFormat;
@@ -284,6 +285,10 @@ pub struct CacheArgs {
     #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto",
         value_parser = parse_dtype)]
     pub kv_cache_dtype: DTypeChoice,
+    /// GiB of host memory for KV blocks that the prefix cache on the device loses, of all devices and copies together;
+    /// they come back when a prompt has them. 0: none
+    #[arg(long, value_name = "GIB", env = "HALYARD_KV_OFFLOADING_SIZE", default_value = "0", value_parser = parse_gib)]
+    pub kv_offloading_size: u64,
     /// Switch prefix caching off: compute every prompt in full
     #[arg(long, value_name = "BOOL", env = "HALYARD_NO_ENABLE_PREFIX_CACHING", default_value_t = false,
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -393,6 +398,7 @@ impl EngineArgs {
                 num_gpu_blocks_override: self.cache.num_gpu_blocks_override,
                 kv_cache_dtype: self.cache.kv_cache_dtype.0,
                 enable_prefix_caching: !self.cache.no_enable_prefix_caching,
+                kv_offloading_bytes: self.cache.kv_offloading_size,
             },
             scheduler: SchedulingConfig {
                 max_num_seqs: self.scheduling.max_num_seqs,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use halyard_engine::{EngineConfig, EngineHandle, KvEventSink, LoadProgress, Replicas};
+use halyard_engine::{EngineConfig, EngineError, EngineHandle, KvEventSink, LoadProgress, Replicas, check_host_memory};
 use halyard_hooks::{HubConfig, SinkSpec};
 use halyard_platform_api::hooks::StartRecord;
 use halyard_platform_api::{DType, Device, DeviceInfo};
@@ -171,6 +171,9 @@ impl EngineArgs {
         kv_events: &[Arc<dyn KvEventSink>],
     ) -> Result<Replicas, ServerError> {
         let mut config = self.config(model);
+        // Before anything is loaded, and of all copies together.
+        check_host_memory(config.cache.kv_offloading_bytes).map_err(EngineError::from)?;
+        config.cache.kv_offloading_bytes /= chosen.num_copies() as u64;
         config.model.dtype = dtype_of_device(config.model.dtype, chosen.copies[0][0].info());
         let start = |copy: usize, progress: &mut dyn FnMut(LoadProgress)| {
             let files = config.model.open()?;

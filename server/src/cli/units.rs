@@ -138,6 +138,18 @@ pub fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A number of GiB, such as 4 or 0.5, in bytes.
+///
+/// # Errors
+/// A text that is none.
+pub fn parse_gib(text: &str) -> Result<u64, String> {
+    const MOST: f64 = 1_048_576.0;
+    match text.parse::<f64>() {
+        Ok(gib) if (0.0..=MOST).contains(&gib) => Ok((gib * f64::from(1 << 30)) as u64),
+        _ => Err(format!("`{text}` must be a number of GiB, 0 to {MOST}")),
+    }
+}
+
 /// Bytes as text with a unit.
 pub fn show_bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];

@@ -1,11 +1,16 @@
 //! A batch of events in vLLM 0.33's msgpack: an array of time, events and data parallel rank, and each event a map with
 //! its `type`. Fields that vLLM leaves out where they have nothing to say are left out here too.
 
-use halyard_engine::{KvBlockHash, KvEvent, KvStored};
+use halyard_engine::{KvBlockHash, KvEvent, KvMedium, KvStored};
 use rmp::encode::{RmpWrite, write_array_len, write_bin, write_f64, write_map_len, write_nil, write_str, write_uint};
 
-/// Where the blocks are: the word of vLLM for a device's own cache, on every platform.
-const MEDIUM: &str = "GPU";
+/// vLLM's words for where blocks are: a device's own cache is its `GPU` on every platform.
+fn word_of(medium: KvMedium) -> &'static str {
+    match medium {
+        KvMedium::Device => "GPU",
+        KvMedium::Host => "CPU",
+    }
+}
 
 /// How batches are written.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +40,12 @@ impl Payload {
         for event in events {
             match event {
                 KvEvent::Stored(stored) => self.stored(out, stored)?,
-                KvEvent::Removed { group, hash } => {
+                KvEvent::Removed { group, hash, medium } => {
                     write_map_len(out, 4)?;
                     text(out, "type", "BlockRemoved")?;
                     write_str(out, "block_hashes")?;
                     self.hashes(out, std::slice::from_ref(hash))?;
-                    text(out, "medium", MEDIUM)?;
+                    text(out, "medium", word_of(*medium))?;
                     write_str(out, "group_idx")?;
                     write_uint(out, u64::from(*group))?;
                 }
@@ -76,7 +81,7 @@ impl Payload {
             Some((number, _)) => drop(write_uint(out, u64::from(*number))?),
             None => nil(out)?,
         }
-        text(out, "medium", MEDIUM)?;
+        text(out, "medium", word_of(stored.medium))?;
         write_str(out, "lora_name")?;
         match &stored.lora {
             Some((_, name)) => write_str(out, name)?,
@@ -183,6 +188,7 @@ mod tests {
     #[test]
     fn batches_are_vllms_to_the_byte() {
         let first = KvStored {
+            medium: KvMedium::Device,
             group: 0,
             hashes: vec![[1; 32], [2; 32]],
             parent: None,
@@ -193,6 +199,7 @@ mod tests {
             salt: Some(Arc::from(&b"tenant"[..])),
         };
         let second = KvStored {
+            medium: KvMedium::Device,
             group: 1,
             hashes: vec![[3; 32]],
             parent: Some([2; 32]),
@@ -209,6 +216,7 @@ mod tests {
             KvEvent::Removed {
                 group: 0,
                 hash: [1; 32],
+                medium: KvMedium::Device,
             },
             KvEvent::Cleared,
         ];
@@ -217,7 +225,32 @@ mod tests {
         let removed = [KvEvent::Removed {
             group: 0,
             hash: [9; 32],
+            medium: KvMedium::Device,
         }];
         assert_eq!(hex(&payload(false).encode(1.5, &removed)), VLLM_BYTES);
+    }
+
+    #[test]
+    fn blocks_in_host_memory_are_on_the_cpu() {
+        let (group, hash, medium) = (0, [1; 32], KvMedium::Host);
+        let stored = KvStored {
+            medium,
+            group,
+            hashes: vec![hash],
+            parent: None,
+            tokens: Vec::new(),
+            block_size: 16,
+            window: None,
+            lora: None,
+            salt: None,
+        };
+        let events = [KvEvent::Stored(stored), KvEvent::Removed { group, hash, medium }];
+        let payload = Payload {
+            int_hashes: true,
+            rank: 0,
+        };
+        let bytes = hex(&payload.encode(1.5, &events));
+        assert_eq!(bytes.matches(&hex(b"\xa6medium\xa3CPU")).count(), 2, "{bytes}");
+        assert!(bytes.contains(&hex(b"\xa9token_ids\x90")), "{bytes}");
     }
 }

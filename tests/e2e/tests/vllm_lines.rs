@@ -308,6 +308,19 @@ fn what_cannot_be_meant_ends_with_one_line() {
             ["--num-gpu-blocks-override", "choose 1 to"],
         ),
         (
+            "--kv-offloading-size 999999",
+            ["--kv-offloading-size: 999999.00 GiB", "available on this host"],
+        ),
+        ("--kv-offloading-size half", ["--kv-offloading-size", "GiB"]),
+        (
+            "--kv-offloading-size 1 --no-enable-prefix-caching",
+            ["--kv-offloading-size", "prefix caching is off"],
+        ),
+        (
+            "--kv-offloading-size 1 --kv-offloading-backend lmcache",
+            ["--kv-offloading-backend", "LMCache"],
+        ),
+        (
             r#"--override-generation-config {"top_p":2}"#,
             ["--override-generation-config", "top_p"],
         ),

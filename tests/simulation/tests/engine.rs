@@ -108,6 +108,9 @@ fn config(adapters: &Path, random: &mut SplitMix64) -> EngineConfig {
     // request's.
     config.cache.kv_cache_memory_bytes = Some((10 + random.below(16)) << 12);
     config.cache.enable_prefix_caching = !random.one_in(4);
+    if config.cache.enable_prefix_caching && random.one_in(2) {
+        config.cache.kv_offloading_bytes = (1 + random.below(40)) << 12;
+    }
     config.model.max_model_len = Some(96);
     config.scheduler.max_num_seqs = 1 + random.below(6) as u32;
     config.scheduler.max_num_batched_tokens = Some(8 + random.below(56) as u32);
@@ -157,6 +160,8 @@ struct Happened {
     steps: u64,
     replayed: u64,
     preemptions: u64,
+    offloaded: u64,
+    restored: u64,
     requests: u64,
     complete: u64,
     left: u64,
@@ -362,6 +367,8 @@ impl World<'_> {
         self.happened.steps = stats.steps_total;
         self.happened.replayed = stats.replayed_steps_total;
         self.happened.preemptions = stats.preemptions_total;
+        self.happened.offloaded = stats.kv_offload_store_blocks_total;
+        self.happened.restored = stats.kv_offload_load_blocks_total;
         self.llm.engine().shutdown(Duration::ZERO);
         self.happened
     }
@@ -466,6 +473,8 @@ fn an_engine_with_faults_ends_every_request_once_and_keeps_nothing() {
         all.steps += happened.steps;
         all.replayed += happened.replayed;
         all.preemptions += happened.preemptions;
+        all.offloaded += happened.offloaded;
+        all.restored += happened.restored;
         all.requests += happened.requests;
         all.complete += happened.complete;
         all.left += happened.left;
@@ -485,6 +494,8 @@ fn an_engine_with_faults_ends_every_request_once_and_keeps_nothing() {
         for (event, times) in [
             ("replayed steps", all.replayed),
             ("preemptions", all.preemptions),
+            ("blocks to the host", all.offloaded),
+            ("blocks from the host", all.restored),
             ("complete", all.complete),
             ("readers that left", all.left),
             ("adapter failures", all.adapter_failures),

@@ -29,6 +29,7 @@ struct Happened {
     refused: u64,
     preemptions: u64,
     prefix_hits: u64,
+    from_host: u64,
     loads_failed: u64,
     memory_gone: u64,
     clock_jumps: u64,
@@ -69,6 +70,11 @@ fn config(random: &mut Random) -> SchedulerConfig {
         max_model_len: 16 + random.below(32) as u32,
         groups: groups.iter().map(group).collect(),
         enable_prefix_caching: !random.one_in(4),
+        num_host_blocks: if random.one_in(2) {
+            0
+        } else {
+            1 + random.below(30) as u32
+        },
         max_waiting: 12,
         policy: if random.one_in(2) {
             Policy::Fcfs
@@ -292,6 +298,7 @@ impl World {
         assert_eq!(counts.free_blocks, self.rig.config.num_blocks, "blocks are lost");
         self.happened.preemptions = counts.preemptions;
         self.happened.prefix_hits = counts.prefix_hits;
+        self.happened.from_host = counts.host_loaded_blocks;
         self.happened.rejected_drafts = self.rig.device.rejected_drafts as u64;
         self.happened.steps = self.steps;
         self.happened
@@ -325,6 +332,7 @@ fn a_million_steps_with_faults_lose_nothing() {
         all.refused += happened.refused;
         all.preemptions += happened.preemptions;
         all.prefix_hits += happened.prefix_hits;
+        all.from_host += happened.from_host;
         all.loads_failed += happened.loads_failed;
         all.memory_gone += happened.memory_gone;
         all.clock_jumps += happened.clock_jumps;
@@ -340,6 +348,7 @@ fn a_million_steps_with_faults_lose_nothing() {
             ("refused", all.refused),
             ("preemptions", all.preemptions),
             ("prefix hits", all.prefix_hits),
+            ("blocks from the host", all.from_host),
             ("failed loads", all.loads_failed),
             ("no memory", all.memory_gone),
             ("clock jumps", all.clock_jumps),

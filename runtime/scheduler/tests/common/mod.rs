@@ -95,6 +95,8 @@ pub struct Device {
     tables: Vec<Vec<Vec<BlockId>>>,
     /// `[block][offset]`
     slots: Vec<Vec<u64>>,
+    /// The same in host memory.
+    host: Vec<Vec<u64>>,
     pub requests: BTreeMap<RequestId, NewRequest>,
     pub in_flight: VecDeque<RunStep>,
     random: Random,
@@ -114,6 +116,7 @@ impl Device {
             rows: vec![None; config.max_num_seqs as usize],
             tables: vec![row; config.max_num_seqs as usize],
             slots: vec![vec![0; largest]; config.num_blocks as usize],
+            host: vec![vec![0; largest]; config.num_host_blocks as usize],
             requests: BTreeMap::new(),
             in_flight: VecDeque::new(),
             random: Random(seed),
@@ -135,6 +138,7 @@ impl Device {
             total <= self.config.max_num_batched_tokens,
             "{total} tokens are over the budget"
         );
+        self.copy_blocks(&plan);
         self.admit(&plan);
         for write in &plan.table_writes {
             let table = &mut self.tables[write.row.0 as usize][write.group as usize];
@@ -154,6 +158,35 @@ impl Device {
             .filter_map(|row| Some((row.id, self.run_row(row)?)))
             .collect();
         self.in_flight.push_back(RunStep { plan, results, blocks });
+    }
+
+    /// Moves blocks between the device and host memory, all stores first; each list in an order of its own.
+    fn copy_blocks(&mut self, plan: &SchedulerOutput) {
+        for copies in [&plan.host_stores, &plan.host_loads] {
+            let (mut blocks, mut hosts): (Vec<_>, Vec<_>) = copies.iter().map(|copy| (copy.block, copy.host)).unzip();
+            blocks.sort_unstable();
+            hosts.sort_unstable();
+            let twice = |what: &[u32]| what.windows(2).any(|pair| pair[0] == pair[1]);
+            assert!(
+                !twice(&blocks.iter().map(|block| block.0).collect::<Vec<_>>()),
+                "{copies:?}"
+            );
+            assert!(
+                !twice(&hosts.iter().map(|host| host.0).collect::<Vec<_>>()),
+                "{copies:?}"
+            );
+        }
+        for copy in plan.host_stores.iter().rev() {
+            self.host[copy.host.0 as usize].clone_from(&self.slots[copy.block.0 as usize]);
+        }
+        for copy in plan.host_loads.iter().rev() {
+            let mut touched = self.in_flight.iter().flat_map(|step| step.blocks.values().flatten());
+            assert!(
+                touched.all(|block| *block != copy.block),
+                "{copy:?} is filled while a step in flight may use it"
+            );
+            self.slots[copy.block.0 as usize].clone_from(&self.host[copy.host.0 as usize]);
+        }
     }
 
     fn admit(&mut self, plan: &SchedulerOutput) {

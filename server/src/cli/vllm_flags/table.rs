@@ -19,7 +19,8 @@ const LAYERS: &str = "layers are not distributed over devices; use --tensor-para
 const SEQUENCE: &str = "a context is not distributed over devices; use --tensor-parallel-size";
 const NO_COMPILE: &str = "steps are planned and recorded here without a compiler";
 const KERNELS: &str = "the platform chooses its kernels by itself";
-const NO_OFFLOAD: &str = "weights and KV cache stay on the device; offloading is not built yet";
+const NO_OFFLOAD: &str =
+    "weights stay on the device; offloading them is not built yet (for the KV cache: --kv-offloading-size)";
 const TRANSFER: &str = "KV caches do not move between servers; not built yet";
 const NO_PYTHON: &str = "Python code is not loaded; a hook is a plugin here (docs/hooks.md)";
 const PARSERS: &str = "parsers are no plugins: docs/tool-calling.md lists those that are here";
@@ -211,8 +212,10 @@ pub const FLAGS: &[Flag] = &[
         "times that blocks of the KV cache live are not measured")),
     flag("--kv-cache-metrics-sample", &[], Value, Accepted("nothing is sampled")),
     flag("--kv-events-config", &[], Value, Same),
-    flag("--kv-offloading-backend", &[], Value, Refused(NO_OFFLOAD)),
-    flag("--kv-offloading-size", &[], Value, Refused(NO_OFFLOAD)),
+    flag("--kv-offloading-backend", &[], Value, Only(&["native"],
+        "KV blocks go to the memory of this host",
+        "LMCache is Python, which is not loaded; native keeps KV blocks in the memory of this host")),
+    flag("--kv-offloading-size", &[], Value, Same),
     flag("--kv-sharing-fast-prefill", &[], Bool, Refused(NOT_YET)),
     flag("--kv-transfer-config", &[], Value, Refused(TRANSFER)),
     flag("--language-model-only", &[], Bool, Accepted(TEXT_ONLY)),

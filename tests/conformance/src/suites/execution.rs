@@ -34,6 +34,12 @@ pub(super) fn run(device: &dyn Device, report: &mut Report) {
         "step writes past a buffer are refused",
         bad_step_write(device),
     );
+    note(
+        report,
+        "execution",
+        "ops read what ops wrote to host-visible memory",
+        host_visible(device),
+    );
 }
 
 fn add(device: &dyn Device, width: u32) -> Result<Arc<dyn PreparedOp>, String> {
@@ -134,6 +140,32 @@ fn dropped_early(device: &dyn Device) -> Result<(), String> {
     drop((commands, op, a));
     queue.wait(number, WAIT_NS).map_err(|e| e.to_string())?;
     expect_eq("the sum", &out.read()?, &vec![4.0; 64])
+}
+
+/// Two submits: the first writes host-visible memory, the second reads it.
+fn host_visible(device: &dyn Device) -> Result<(), String> {
+    let values = Floats::new(device, &[2.0; 64])?;
+    let op = add(device, 64)?;
+    let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
+    let buffer = || {
+        device
+            .create_buffer(256, BufferKind::HostVisible)
+            .map_err(|e| e.to_string())
+    };
+    let (first, second) = (buffer()?, buffer()?);
+    let tensor = |id| Tensor::contiguous(id, 0, DType::F32, &values.tensor.shape[..2]);
+    let (first_tensor, second_tensor) = (tensor(first.id()), tensor(second.id()));
+    let mut last = 0;
+    for (x, out) in [(values.tensor, first_tensor), (first_tensor, second_tensor)] {
+        let mut encoder = queue.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
+        encoder.encode(op.id(), &[x, x, out]).map_err(|e| e.to_string())?;
+        let commands = encoder.finish().map_err(|e| e.to_string())?;
+        last = queue.submit(&[commands.id()], &[]).map_err(|e| e.to_string())?;
+    }
+    queue.wait(last, WAIT_NS).map_err(|e| e.to_string())?;
+    let mut bytes = vec![0; 256];
+    second.read(0, &mut bytes).map_err(|e| e.to_string())?;
+    expect_eq("twice the double", &bytes, &bytes_of(&[8.0; 64]))
 }
 
 fn numbers(device: &dyn Device) -> Result<(), String> {
