@@ -10,17 +10,10 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
-use common::{Answer, Options, TestServer};
+use common::{Answer, Options, TestServer, for_development_with_a_key};
 use long_answers::{ask, finish, server, until_running};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-
-/// A POST without a body.
-async fn post(server: &TestServer, route: &str) -> Answer {
-    server
-        .send(Request::post(route).body(Body::empty()).expect("a request"))
-        .await
-}
 
 async fn is_paused(server: &TestServer) -> Value {
     server.get("/is_paused").await.ok()["is_paused"].clone()
@@ -45,7 +38,7 @@ async fn requests_that_are_kept_stand_still_and_go_on() {
     let long = ask(&server, "/v1/completions", "long", true);
     until_running(&server, 1).await;
     assert_eq!(is_paused(&server).await, false);
-    let paused = post(&server, "/pause?mode=keep&clear_cache=false").await;
+    let paused = server.post_empty("/pause?mode=keep&clear_cache=false").await;
     assert_eq!(paused.ok(), json!({"status": "paused"}));
     assert_eq!(is_paused(&server).await, true);
     let steps = server.state.engine.stats().steps_total;
@@ -54,12 +47,12 @@ async fn requests_that_are_kept_stand_still_and_go_on() {
     assert_eq!(server.get("/health").await.status, 200);
     // Each of these passes through the engine's thread.
     for _ in 0..20 {
-        assert_eq!(post(&server, "/reset_prefix_cache").await.ok()["success"], false);
+        assert_eq!(server.post_empty("/reset_prefix_cache").await.ok()["success"], false);
     }
     let stats = server.state.engine.stats();
     assert_eq!((stats.steps_total, stats.num_running), (steps, 1));
     assert!(!later.is_finished() && !long.is_finished());
-    assert_eq!(post(&server, "/resume").await.ok(), json!({"status": "resumed"}));
+    assert_eq!(server.post_empty("/resume").await.ok(), json!({"status": "resumed"}));
     assert_eq!(is_paused(&server).await, false);
     assert_eq!(finish(&later.await.expect("answers").ok()), "length");
     assert!(!long.is_finished(), "it has thousands of tokens to go");
@@ -92,7 +85,7 @@ async fn a_pause_without_a_mode_ends_requests_as_they_are_and_holds_new_ones() {
     let later = ask_short(&server);
     until_waiting(&server, 1).await;
     assert!(!later.is_finished());
-    post(&server, "/resume").await.ok();
+    server.post_empty("/resume").await.ok();
     assert_eq!(finish(&later.await.expect("answers").ok()), "length");
 }
 
@@ -104,7 +97,7 @@ async fn a_pause_that_waits_answers_when_the_last_one_has_ended() {
         until_running(&server, 1).await;
         let pausing = tokio::spawn({
             let server = Arc::clone(&server);
-            async move { post(&server, &format!("/pause?{query}")).await }
+            async move { server.post_empty(&format!("/pause?{query}")).await }
         });
         while is_paused(&server).await == false {
             tokio::task::yield_now().await;
@@ -130,12 +123,12 @@ async fn a_resume_answers_a_pause_that_waits() {
     until_running(&server, 1).await;
     let pausing = tokio::spawn({
         let server = Arc::clone(&server);
-        async move { post(&server, "/pause?mode=wait").await }
+        async move { server.post_empty("/pause?mode=wait").await }
     });
     while is_paused(&server).await == false {
         tokio::task::yield_now().await;
     }
-    post(&server, "/resume").await.ok();
+    server.post_empty("/resume").await.ok();
     assert_eq!(pausing.await.expect("answers").error(409)["code"], "resumed");
     server.post("/abort_requests", &json!({})).await.ok();
     assert_eq!(finish(&long.await.expect("answers").ok()), "abort");
@@ -152,18 +145,18 @@ async fn the_prefix_cache_is_forgotten_unless_requests_use_it() {
     assert_eq!(cached().await.unwrap_or(0), 0);
     assert!(cached().await > Some(0));
     assert_eq!(
-        post(&server, "/reset_prefix_cache").await.ok(),
+        server.post_empty("/reset_prefix_cache").await.ok(),
         json!({"success": true})
     );
     assert_eq!(cached().await.unwrap_or(0), 0);
     for (query, forgets) in [("clear_cache=0", false), ("mode=keep", true)] {
         assert!(cached().await > Some(0));
-        post(&server, &format!("/pause?{query}")).await.ok();
-        post(&server, "/resume").await.ok();
+        server.post_empty(&format!("/pause?{query}")).await.ok();
+        server.post_empty("/resume").await.ok();
         assert_eq!(cached().await.unwrap_or(0) == 0, forgets, "{query}");
     }
     assert!(cached().await > Some(0));
-    let external = post(&server, "/reset_prefix_cache?reset_external=true").await.ok();
+    let external = server.post_empty("/reset_prefix_cache?reset_external=true").await.ok();
     assert_eq!(external["success"], false);
     assert!(
         external["reason"]
@@ -173,7 +166,7 @@ async fn the_prefix_cache_is_forgotten_unless_requests_use_it() {
     assert_eq!(cached().await.unwrap_or(0), 0, "its own was forgotten");
     let long = ask(&server, "/v1/completions", "long", false);
     until_running(&server, 1).await;
-    let refused = post(&server, "/reset_prefix_cache").await.ok();
+    let refused = server.post_empty("/reset_prefix_cache").await.ok();
     assert_eq!(refused["success"], false);
     assert!(
         refused["reason"]
@@ -181,7 +174,9 @@ async fn the_prefix_cache_is_forgotten_unless_requests_use_it() {
             .is_some_and(|why| why.contains("reset_running_requests=true"))
     );
     assert!(cached().await > Some(0), "nothing was forgotten");
-    let reset = post(&server, "/reset_prefix_cache?reset_running_requests=true").await;
+    let reset = server
+        .post_empty("/reset_prefix_cache?reset_running_requests=true")
+        .await;
     assert_eq!(reset.ok(), json!({"success": true}));
     assert_eq!(cached().await.unwrap_or(0), 0);
     assert!(!long.is_finished(), "it goes on");
@@ -208,7 +203,7 @@ async fn what_is_not_understood_is_refused_and_pauses_nothing() {
         ("/pause?reset_external=true", "reset_external"),
         ("/reset_prefix_cache?reset_running=true", "reset_running"),
     ] {
-        let message = post(&server, route).await.error(400)["message"].to_string();
+        let message = server.post_empty(route).await.error(400)["message"].to_string();
         assert!(message.contains(named), "{route}: {message}");
     }
     for route in ["/pause", "/resume", "/reset_prefix_cache"] {
@@ -225,19 +220,13 @@ async fn what_is_not_understood_is_refused_and_pauses_nothing() {
 #[tokio::test]
 async fn the_routes_are_for_development_and_want_a_key() {
     let (closed, plain) = (dev_server(vec!["secret"]), TestServer::new());
-    for (method, route) in [
+    let routes = [
         (Method::POST, "/pause"),
         (Method::POST, "/resume"),
         (Method::POST, "/reset_prefix_cache"),
         (Method::GET, "/is_paused"),
-    ] {
-        let request = || {
-            let request = Request::builder().method(method.clone()).uri(route);
-            request.body(Body::empty()).expect("a request")
-        };
-        plain.send(request()).await.error(404);
-        closed.send(request()).await.error(401);
-    }
+    ];
+    for_development_with_a_key(&plain, &closed, &routes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,6 +234,10 @@ async fn an_engine_that_has_ended_says_so() {
     let server = dev_server(Vec::new());
     server.state.engine.shutdown(Duration::ZERO);
     for route in ["/pause", "/resume", "/reset_prefix_cache"] {
-        assert_eq!(post(&server, route).await.error(503)["code"], "engine_dead", "{route}");
+        assert_eq!(
+            server.post_empty(route).await.error(503)["code"],
+            "engine_dead",
+            "{route}"
+        );
     }
 }

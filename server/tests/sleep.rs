@@ -8,24 +8,16 @@ mod long_answers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::{Method, Request};
-use common::{Answer, Options, TestServer, fixture};
+use axum::http::Method;
+use common::{Options, TestServer, fixture, for_development_with_a_key};
 use halyard_platform_api::{Device, Platform};
 use halyard_reference::ReferencePlatform;
 use long_answers::{ask, finish, until_running};
 use serde_json::{Value, json};
 
-/// A POST without a body.
-async fn post(server: &TestServer, route: &str) -> Answer {
-    server
-        .send(Request::post(route).body(Body::empty()).expect("a request"))
-        .await
-}
-
 /// A POST that answers 200 without a body, as vLLM's.
 async fn done(server: &TestServer, route: &str) {
-    let answer = post(server, route).await;
+    let answer = server.post_empty(route).await;
     assert_eq!((answer.status.as_u16(), answer.text.as_str()), (200, ""), "{route}");
 }
 
@@ -85,7 +77,7 @@ async fn memory_goes_and_comes_back_with_the_same_answers() {
         );
         assert_eq!(server.get("/health").await.status, 200);
         assert_eq!(server.get("/is_paused").await.ok()["is_paused"], true);
-        assert_eq!(post(&server, "/resume").await.error(409)["code"], "asleep");
+        assert_eq!(server.post_empty("/resume").await.error(409)["code"], "asleep");
         let asking = Arc::clone(&server);
         let waiting = tokio::spawn(async move { text(&asking).await });
         while server.state.engine.stats().num_waiting == 0 {
@@ -94,7 +86,7 @@ async fn memory_goes_and_comes_back_with_the_same_answers() {
         match name {
             "discard_all" => {
                 assert_eq!(
-                    post(&server, "/wake_up?tags=kv_cache").await.error(409)["code"],
+                    server.post_empty("/wake_up?tags=kv_cache").await.error(409)["code"],
                     "weights_first"
                 );
                 done(&server, "/wake_up?tags=weights").await;
@@ -124,7 +116,7 @@ async fn requests_that_run_end_or_go_on() {
     let events = long.await.expect("answers").events();
     assert_eq!(events.last().map(finish), Some("abort"));
     done(&server, "/sleep?level=2").await;
-    let failed = post(&server, "/wake_up").await.error(503);
+    let failed = server.post_empty("/wake_up").await.error(503);
     assert_eq!(failed["code"], "wake_failed");
     assert!(failed["message"].to_string().contains("sleeps on"), "{failed}");
     assert_eq!(is_sleeping(&server).await, true);
@@ -182,7 +174,7 @@ async fn what_is_not_understood_is_refused_and_changes_nothing() {
         ("/wake_up?tags=scheduling", "scheduling"),
         ("/wake_up?tag=weights", "tag"),
     ] {
-        let message = post(&server, route).await.error(400)["message"].to_string();
+        let message = server.post_empty(route).await.error(400)["message"].to_string();
         assert!(message.contains(named), "{route}: {message}");
     }
     for (body, param) in [
@@ -217,7 +209,7 @@ async fn what_is_not_understood_is_refused_and_changes_nothing() {
     }
     assert_eq!(is_sleeping(&server).await, false);
     let off = dev_server(None, false);
-    let error = post(&off, "/sleep").await.error(409);
+    let error = off.post_empty("/sleep").await.error(409);
     assert_eq!(error["code"], "sleep_mode_off");
     assert!(error["message"].to_string().contains("--enable-sleep-mode"), "{error}");
     assert_eq!(off.get("/is_paused").await.ok()["is_paused"], false);
@@ -235,19 +227,13 @@ async fn the_routes_are_for_development_and_want_a_key() {
         api_keys: vec!["secret"],
         ..Options::default()
     });
-    for (method, route) in [
+    let routes = [
         (Method::POST, "/sleep"),
         (Method::POST, "/wake_up"),
         (Method::GET, "/is_sleeping"),
         (Method::POST, "/collective_rpc"),
-    ] {
-        let request = || {
-            let request = Request::builder().method(method.clone()).uri(route);
-            request.body(Body::empty()).expect("a request")
-        };
-        plain.send(request()).await.error(404);
-        closed.send(request()).await.error(401);
-    }
+    ];
+    for_development_with_a_key(&plain, &closed, &routes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,7 +241,11 @@ async fn an_engine_that_has_ended_says_so() {
     let server = dev_server(None, true);
     server.state.engine.shutdown(Duration::ZERO);
     for route in ["/sleep", "/wake_up"] {
-        assert_eq!(post(&server, route).await.error(503)["code"], "engine_dead", "{route}");
+        assert_eq!(
+            server.post_empty(route).await.error(503)["code"],
+            "engine_dead",
+            "{route}"
+        );
     }
     let llama = fixture("llama").display().to_string();
     let error = server.post("/collective_rpc", &reload(&llama)).await.error(503);

@@ -64,10 +64,13 @@ sources! {
         Cuda, "it is written for mma.sync and wgmma";
     LINEAR_DOTS = "linear_dots", "`linear` of GGUF formats and rounded tokens, by integer dot products.":
         Glsl OpenCl, "drivers of CUDA and HIP do not round activations for such formats";
+    LINEAR_GROUPS_HOPPER = "linear_groups_hopper",
+        "`linear` of a batch of tokens over canonical groups on Hopper's matrix units, without unpacking.":
+        Cuda, "instructions of one vendor's hardware";
     LINEAR_GROUPS_SMALL = "linear_groups_small",
         "`linear` of few tokens over canonical groups, with norm, bias, residual and gating fused.":
         Cuda, "it is written for mma.sync, as fused regions are CUDA's";
-    LINEAR_GROUPS_TILE = "linear_groups_tile", "The same of a batch of tokens, without unpacking.":
+    LINEAR_GROUPS_TILE = "linear_groups_tile", "The same of a batch of tokens, on any matrix units.":
         Cuda, "it is written for mma.sync; the others unpack first";
     LINEAR_ONCE = "linear_once",
         "`linear` of few tokens by a small matrix that is in flight whole, with norm, bias, residual and gating fused.":

@@ -6,8 +6,9 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::answers::{alone, rest, submit};
 use common::{cpu, delayed, fixtures, open};
-use halyard_engine::{ControlError, FinishReason, Llm, OutputStream, PauseMode, Request, SamplingParams};
+use halyard_engine::{ControlError, FinishReason, Llm, OutputStream, PauseMode};
 use halyard_platform_api::Device;
 
 /// Tokens of a long answer.
@@ -24,29 +25,9 @@ fn llm(device: Arc<dyn Device>) -> Llm {
     open(&fixtures().join("llama"), device, |c| c.scheduler.max_num_seqs = 1)
 }
 
-fn submit(llm: &Llm, prompt: &[u32], max_tokens: u32) -> OutputStream {
-    let params = SamplingParams {
-        ignore_eos: true,
-        ..SamplingParams::greedy(max_tokens)
-    };
-    let stream = llm.engine().submit(Request::new("one", prompt.to_vec(), params));
-    stream.expect("taken")
-}
-
-fn alone(llm: &Llm, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
-    let output = submit(llm, prompt, max_tokens).blocking_collect();
-    output.outputs[0].token_ids.clone()
-}
-
 /// Reads a request's first token.
 fn first(stream: &mut OutputStream) -> Vec<u32> {
     stream.blocking_next().expect("a token").token_ids
-}
-
-/// The rest of a request's tokens, and its end.
-fn rest(stream: OutputStream) -> (Vec<u32>, FinishReason) {
-    let output = stream.blocking_collect();
-    (output.outputs[0].token_ids.clone(), output.outputs[0].finish.clone())
 }
 
 /// The steps so far, and whether more come while the engine's thread has nothing to do but to answer.

@@ -6,6 +6,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::answers::rest;
 use common::damaged::{Damage, Damaged};
 use common::{cpu, delayed, fixtures, open, open_on, reference};
 use halyard_device_check::goldens::{self, F32, Free};
@@ -54,11 +55,6 @@ fn submit(engine: &EngineHandle, max_tokens: u32) -> OutputStream {
     engine
         .submit(Request::new("one", PROMPT.to_vec(), params))
         .expect("taken")
-}
-
-fn rest(stream: OutputStream) -> (Vec<u32>, FinishReason) {
-    let output = stream.blocking_collect();
-    (output.outputs[0].token_ids.clone(), output.outputs[0].finish.clone())
 }
 
 fn tokens(llm: &Llm) -> Vec<u32> {

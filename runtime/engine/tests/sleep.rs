@@ -6,13 +6,13 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::answers::{alone, rest, submit};
 use common::damaged::Damaged;
 use common::{cpu, delayed, fixtures, loaded, open, open_on, reference};
 use halyard_device_check::goldens::{self, F32, Free};
 use halyard_device_check::lora::LLAMA;
 use halyard_engine::{
-    ControlError, EngineConfig, EngineHandle, FinishReason, Llm, OutputStream, PauseMode, Request, SamplingParams,
-    SleepLevel, SleepState, WakeTags,
+    ControlError, EngineConfig, EngineHandle, FinishReason, Llm, PauseMode, SleepLevel, SleepState, WakeTags,
 };
 use halyard_platform_api::Device;
 
@@ -35,26 +35,6 @@ fn llm(device: Arc<dyn Device>) -> Llm {
         can_sleep(config);
         config.scheduler.max_num_seqs = 1;
     })
-}
-
-fn submit(llm: &Llm, prompt: &[u32], max_tokens: u32) -> OutputStream {
-    let params = SamplingParams {
-        ignore_eos: true,
-        ..SamplingParams::greedy(max_tokens)
-    };
-    let stream = llm.engine().submit(Request::new("one", prompt.to_vec(), params));
-    stream.expect("taken")
-}
-
-fn alone(llm: &Llm, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
-    let output = submit(llm, prompt, max_tokens).blocking_collect();
-    output.outputs[0].token_ids.clone()
-}
-
-/// The rest of a request's tokens, and its end.
-fn rest(stream: OutputStream) -> (Vec<u32>, FinishReason) {
-    let output = stream.blocking_collect();
-    (output.outputs[0].token_ids.clone(), output.outputs[0].finish.clone())
 }
 
 fn sleep(engine: &EngineHandle, level: SleepLevel) {

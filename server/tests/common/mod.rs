@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderMap, Request, StatusCode};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
 use halyard_engine::{EngineConfig, EngineHandle, LoraConfig};
 use halyard_hooks::HubConfig;
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
@@ -168,6 +168,12 @@ impl TestServer {
         }
     }
 
+    /// A POST without a body.
+    pub async fn post_empty(&self, route: &str) -> Answer {
+        self.send(Request::post(route).body(Body::empty()).expect("a request"))
+            .await
+    }
+
     pub async fn send(&self, request: Request<Body>) -> Answer {
         let response = self.router.clone().oneshot(request).await.expect("routers do not fail");
         Answer::of(response).await
@@ -266,4 +272,16 @@ pub fn assert_recorded(file: &str, record: &str) {
         assert_eq!(found, expected);
     }
     assert_eq!(record.len(), committed.len());
+}
+
+/// `routes` are not there on the server `plain`, which is not for development, and want `closed`'s key.
+pub async fn for_development_with_a_key(plain: &TestServer, closed: &TestServer, routes: &[(Method, &str)]) {
+    for (method, route) in routes {
+        let request = || {
+            let request = Request::builder().method(method.clone()).uri(*route);
+            request.body(Body::empty()).expect("a request")
+        };
+        plain.send(request()).await.error(404);
+        closed.send(request()).await.error(401);
+    }
 }

@@ -3,7 +3,7 @@
 #pragma once
 #include "common.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(PORTABLE)
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -127,6 +127,17 @@ template <typename T, int N> struct Wgmma;
     "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
 #define HALYARD_WGMMA(type)                                                                               \
+    template <> struct Wgmma<type, 32> {                                                                  \
+        static __device__ __forceinline__ void run(float (&d)[16], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, \
+                                                   int accumulate) {                                      \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                     \
+                         "wgmma.mma_async.sync.aligned.m64n32k16.f32." #type "." #type " "                \
+                         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"                        \
+                         ", {%16,%17,%18,%19}, %20, p, 1, 1, 0;\n}"                                       \
+                         : HALYARD_D8(d, 0), HALYARD_D8(d, 8)                                             \
+                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));                  \
+        }                                                                                                 \
+    };                                                                                                    \
     template <> struct Wgmma<type, 64> {                                                                  \
         static __device__ __forceinline__ void run(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, \
                                                    int accumulate) {                                      \

@@ -23,7 +23,6 @@
 // check: -DFORMAT=48 -DACT=bf16 -DOUT=bf16 -DTOKENS=32 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
 // check: -DFORMAT=49 -DACT=f16 -DOUT=f16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
 // check: -DFORMAT=55 -DACT=bf16 -DOUT=bf16 -DTOKENS=128 -DROW_WARPS=4 -DTOKEN_WARPS=2 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0
-#include "activate.cuh"
 #include "groups_product.cuh"
 
 constexpr u32 kRows = 32 * ROW_WARPS;
@@ -32,24 +31,12 @@ constexpr u32 kThreads = 32 * kWarps;
 constexpr u32 kCodeBytes = kRows * kQuants;
 constexpr u32 kScaleBytes = kRows * kScales;
 constexpr u32 kStageBytes = kCodeBytes + kScaleBytes + TOKENS * 256;
+#include "groups_tile.cuh"
 // Tiles of 8 tokens of a warp, and of all.
 constexpr u32 kTiles = TOKENS / 8 / TOKEN_WARPS;
 constexpr u32 kAllTiles = TOKENS / 8;
 // Tiles whose products take turns.
 constexpr u32 kTurns = kTiles % 2 == 0 ? 2 : 1;
-// Floats of a token's sums in shared memory: neighbours in rows, tokens in different banks.
-constexpr u32 kPitch = kRows + 4;
-
-struct Tile {
-    const ACT *x;
-    Planes planes;
-    const float *bias;
-    const OUT *residual;
-    OUT *out;
-    float *partials;
-    u32 x_stride, residual_stride, out_stride;
-    u32 tokens, n, k, depth;
-};
 
 // Asks for the codes and scales of a group of the tile's rows.
 __device__ __forceinline__ void ask_weights(const Tile &p, u32 to, u32 first_row, u32 group) {
@@ -139,14 +126,6 @@ __device__ __forceinline__ void multiply(const u8 *piece, float *totals_at, u32 
     }
 }
 
-// A finished sum, with what follows.
-__device__ __forceinline__ void put(const Tile &p, u32 token, u32 row, float sum) {
-    if (p.bias) sum += __ldg(p.bias + row);
-    sum = activate<EPILOGUE>(sum);
-    if (p.residual) sum += to_f32(p.residual[(u64)token * p.residual_stride + row]);
-    p.out[(u64)token * p.out_stride + row] = from_f32<OUT>(sum);
-}
-
 __device__ __forceinline__ void product(const Tile &p) {
     extern __shared__ uint4 shared[];
     u8 *pieces = (u8 *)shared;
@@ -196,16 +175,7 @@ __device__ __forceinline__ void product(const Tile &p) {
         }
     }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < kRows * TOKENS; i += kThreads) {
-        u32 row = first_row + i % kRows, token = first_token + i / kRows;
-        if (row >= p.n || token >= p.tokens) continue;
-        float sum = all[i / kRows * kPitch + i % kRows];
-        if (p.partials) {
-            p.partials[((u64)blockIdx.z * p.tokens + token) * p.n + row] = sum;
-        } else {
-            put(p, token, row, sum);
-        }
-    }
+    write_sums(p, all, first_row, first_token);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
@@ -213,18 +183,4 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                        u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, u32 depth) {
     product({x, planes_of(weights, n, k), bias, residual, out, partials, x_stride, residual_stride, out_stride, tokens,
              n, k, depth});
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    groups_finish(const float *partials, const float *bias, const OUT *residual, OUT *out, u32 residual_stride,
-                  u32 out_stride, u32 tokens, u32 n, u32 splits) {
-    u32 row = blockIdx.x * 256 + threadIdx.x, token = blockIdx.y;
-    wait_for_previous();
-    let_next_start();
-    if (row >= n) return;
-    float sum = 0.f;
-#pragma unroll 4
-    for (u32 split = 0; split < splits; split++) sum += partials[((u64)split * tokens + token) * n + row];
-    Tile p = {nullptr, {}, bias, residual, out, nullptr, 0, residual_stride, out_stride, tokens, n, 0, 0};
-    put(p, token, row, sum);
 }

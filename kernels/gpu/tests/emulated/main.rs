@@ -150,6 +150,18 @@ fn products_over_groups_are_right_on_matrix_units() {
     sets("linear_groups_tile", &[(55, "bf16")], tile);
     let one = "-DTOKENS=16 -DROW_WARPS=2 -DTOKEN_WARPS=1 -DSTAGES=2 -DMIN_BLOCKS=1";
     sets("linear_groups_tile", &[(43, "bf16")], one);
+    let hopper = "-DTOKENS=32 -DSTAGES=4 -D__CUDA_ARCH_FEAT_SM90_ALL";
+    let few_scales = [
+        (43, "bf16"),
+        (42, "f16"),
+        (45, "bf16"),
+        (47, "f16"),
+        (49, "bf16"),
+        (55, "bf16"),
+    ];
+    sets("linear_groups_hopper", &few_scales, hopper);
+    let more = "-DTOKENS=64 -DSTAGES=6 -D__CUDA_ARCH_FEAT_SM90_ALL";
+    sets("linear_groups_hopper", &[(43, "f16")], more);
 }
 
 #[test]

@@ -56,3 +56,34 @@ static inline u32 load_bits(const float *p) { return __float_as_uint(*p); }
 template <typename T> static inline u32 load_bits(const T *p) { return p->bits; }
 template <typename T> static inline float from_bits(u32 bits) { return emulated_value<T>((unsigned short)bits); }
 template <> inline float from_bits<float>(u32 bits) { return __uint_as_float(bits); }
+
+// Hopper's products with the left operand in registers; they end at once. Operands in shared memory are those of
+// wgmma_swapped_operand: rows of 128 bytes, bits 4 to 6 of an address changed by bits 7 to 9 (PTX, "Asynchronous
+// Warpgroup Level Matrix Instructions", the 128-byte swizzle).
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+static inline u32 shared_address(const void *p) { return place_in_shared(p); }
+static inline void stores_before_products() {}
+static inline void wgmma_fence() {}
+static inline void wgmma_commit() {}
+template <int N> static inline void wgmma_wait() {}
+template <int N> static inline void pin(float (&)[N]) {}
+static inline u64 wgmma_swapped_operand(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+template <typename T, int N> struct Wgmma {
+    static void run(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
+        u32 a[4] = {a0, a1, a2, a3}, lane = threadIdx.x % 32, start = (u32)(b & 0x3fff) << 4;
+        for (u32 n8 = 0; n8 < N / 8; n8++) {
+            float tile[4];
+            u32 right[2];
+            for (u32 i = 0; i < 4; i++) tile[i] = accumulate ? d[4 * n8 + i] : 0.f;
+            for (u32 i = 0; i < 2; i++) {
+                u32 at = start + n8 * 1024 + lane / 4 * 128 + 4 * (lane % 4) + 16 * i;
+                right[i] = *(const u32 *)((const u8 *)shared + (at ^ (at >> 3 & 0x70)));
+            }
+            mma_m16n8k16<T>(tile, a, right);
+            for (u32 i = 0; i < 4; i++) d[4 * n8 + i] = tile[i];
+        }
+    }
+};
+#endif

@@ -1,6 +1,7 @@
 //! Platforms and tiny models that the engine's tests run on.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod answers;
 pub mod constraints;
 pub mod damaged;
 pub mod wrapped;

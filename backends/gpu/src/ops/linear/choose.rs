@@ -131,7 +131,10 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
     let own = 1..=own_tokens;
     let beyond = own_tokens.checked_add(1).map(|first| first..=u32::MAX);
     let tiled = |most: u32| own_tokens.saturating_add(1)..=most;
-    let most_in_groups = product.map_or(u32::MAX, |_| groups_tiles::MAX_TOKENS);
+    let most_in_groups = match (layout, product) {
+        (WeightLayout::Planes(format), Some(_)) => groups_tiles::max_tokens(format, facts),
+        _ => u32::MAX,
+    };
     let last = match dots {
         true => PathName::IntegerDots,
         false => PathName::Layout,

@@ -1,7 +1,7 @@
 //! Batches of tokens over planes of canonical groups: codes become operands between shared memory and matrix units, so
 //! that nothing is unpacked. Matrices of few tiles are shared out by depth, and the parts' sums meet in scratch.
 
-use halyard_kernels_gpu::LINEAR_GROUPS_TILE;
+use halyard_kernels_gpu::{LINEAR_GROUPS_HOPPER, LINEAR_GROUPS_TILE};
 use halyard_platform_api::ops;
 use halyard_platform_api::{Result, WeightFormat};
 
@@ -16,13 +16,16 @@ use crate::ops::names::{epilogue_code, type_name};
 
 /// Up to this many tokens the codes' smaller size outweighs what the library's product of unpacked weights computes
 /// faster.
-pub(super) const MAX_TOKENS: u32 = 96;
+const MAX_TOKENS: u32 = 96;
+/// The same with Hopper's matrix units.
+const MAX_TOKENS_ON_HOPPER: u32 = 128;
 /// Groups that a part of the depth has at least.
 const MIN_GROUPS: u32 = 4;
 
 /// How a block is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Form {
+    kernel: Kernel,
     tokens: u32,
     row_warps: u32,
     token_warps: u32,
@@ -30,13 +33,27 @@ struct Form {
     blocks: u32,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    Tile,
+    Hopper,
+}
+
 const fn form(tokens: u32, row_warps: u32, token_warps: u32, stages: u32, blocks: u32) -> Form {
     Form {
+        kernel: Kernel::Tile,
         tokens,
         row_warps,
         token_warps,
         stages,
         blocks,
+    }
+}
+
+const fn hopper(tokens: u32, stages: u32) -> Form {
+    Form {
+        kernel: Kernel::Hopper,
+        ..form(tokens, 8, 2, stages, 1)
     }
 }
 
@@ -46,6 +63,12 @@ const FORMS: [&[Form]; 4] = [
     &[form(32, 4, 1, 4, 2), form(32, 4, 1, 2, 1)],
     &[form(64, 4, 1, 4, 2), form(64, 4, 1, 2, 1)],
     &[form(128, 4, 2, 4, 1), form(128, 4, 2, 2, 1)],
+];
+/// The same where Hopper's matrix units take the format.
+const FORMS_ON_HOPPER: [&[Form]; 3] = [
+    FORMS[0],
+    &[hopper(32, 6), hopper(32, 4)],
+    &[hopper(64, 6), hopper(64, 4)],
 ];
 
 impl Form {
@@ -57,16 +80,69 @@ impl Form {
         let [codes, scales] = group_bytes(format);
         let piece = self.rows() * (codes + scales) + self.tokens * 2 * GROUP as u32;
         let runs = GROUP as u32 / format.block_values() as u32;
-        let ring = self.stages * piece + 4 * self.tokens * runs;
+        let sums = 4 * self.tokens * runs;
+        let ring = match self.kernel {
+            Kernel::Tile => self.stages * piece + sums,
+            Kernel::Hopper => 1024 + self.stages * piece.next_multiple_of(1024) + 4 * sums,
+        };
         ring.max(4 * self.tokens * (self.rows() + 4))
     }
+
+    /// The kernel, compiled for this form.
+    fn product(&self, cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<Entry> {
+        let shared = self.shared_bytes(format);
+        let names = [self.tokens, self.row_warps, self.token_warps, self.stages, self.blocks].map(|v| v.to_string());
+        let mut defines = vec![
+            ("FORMAT", code(format)),
+            ("ACT", type_name(op.act)),
+            ("OUT", type_name(op.out)),
+            ("TOKENS", names[0].as_str()),
+            ("STAGES", names[3].as_str()),
+            ("EPILOGUE", epilogue_code(op.epilogue)),
+        ];
+        let (source, name) = match self.kernel {
+            Kernel::Tile => {
+                defines.extend([
+                    ("ROW_WARPS", names[1].as_str()),
+                    ("TOKEN_WARPS", names[2].as_str()),
+                    ("MIN_BLOCKS", names[4].as_str()),
+                ]);
+                (LINEAR_GROUPS_TILE, "linear_groups_tile")
+            }
+            Kernel::Hopper => (LINEAR_GROUPS_HOPPER, "linear_groups_hopper"),
+        };
+        Ok(Entry {
+            form: *self,
+            shared,
+            product: cx.function(source, &defines, name, shared)?,
+            finish: cx.function(source, &defines, "groups_finish", 0)?,
+        })
+    }
+}
+
+/// Whether Hopper's matrix units take the format: a run of depths that shares a scale is one set of products, which
+/// has to be long enough to hide what follows it.
+fn on_hopper(format: WeightFormat, facts: &Facts) -> bool {
+    facts.arch == "sm_90a" && format.block_values() >= 64
 }
 
 /// The forms that a device takes, by ascending tokens.
 fn fitting(format: WeightFormat, facts: &Facts) -> impl Iterator<Item = Form> {
     let most = facts.max_shared_bytes;
     let fits = move |form: &&Form| form.shared_bytes(format) <= most;
-    FORMS.iter().filter_map(move |forms| forms.iter().find(fits).copied())
+    let all: &[&[Form]] = match on_hopper(format, facts) {
+        true => &FORMS_ON_HOPPER,
+        false => &FORMS,
+    };
+    all.iter().filter_map(move |forms| forms.iter().find(fits).copied())
+}
+
+/// Up to how many tokens a product that unpacks first is slower.
+pub(super) fn max_tokens(format: WeightFormat, facts: &Facts) -> u32 {
+    match on_hopper(format, facts) {
+        true => MAX_TOKENS_ON_HOPPER,
+        false => MAX_TOKENS,
+    }
 }
 
 /// Whether the kernel takes such weights on a device.
@@ -94,28 +170,7 @@ pub(super) struct GroupsTiles {
 impl GroupsTiles {
     /// Compiles the kernel for weights that it [`takes`].
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<GroupsTiles> {
-        let one = |form: Form| -> Result<Entry> {
-            let shared = form.shared_bytes(format);
-            let names =
-                [form.tokens, form.row_warps, form.token_warps, form.stages, form.blocks].map(|v| v.to_string());
-            let defines = [
-                ("FORMAT", code(format)),
-                ("ACT", type_name(op.act)),
-                ("OUT", type_name(op.out)),
-                ("TOKENS", names[0].as_str()),
-                ("ROW_WARPS", names[1].as_str()),
-                ("TOKEN_WARPS", names[2].as_str()),
-                ("STAGES", names[3].as_str()),
-                ("MIN_BLOCKS", names[4].as_str()),
-                ("EPILOGUE", epilogue_code(op.epilogue)),
-            ];
-            Ok(Entry {
-                form,
-                shared,
-                product: cx.function(LINEAR_GROUPS_TILE, &defines, "linear_groups_tile", shared)?,
-                finish: cx.function(LINEAR_GROUPS_TILE, &defines, "groups_finish", 0)?,
-            })
-        };
+        let one = |form: Form| form.product(cx, op, format);
         let needed = |form: &Form| form.tokens / 2 < op.max_tokens;
         Ok(GroupsTiles {
             entries: (fitting(format, cx.facts()).filter(needed).map(one)).collect::<Result<_>>()?,
@@ -134,7 +189,11 @@ impl GroupsTiles {
     /// How a call is shared out: groups of a part, and parts.
     fn splits(&self, form: Form, tokens: u32) -> (u32, u32) {
         let tiles = self.n.div_ceil(form.rows()) * tokens.div_ceil(form.tokens);
-        share_out(tiles, self.k.div_ceil(GROUP as u32), MIN_GROUPS, self.num_sms)
+        let at_once = match form.kernel {
+            Kernel::Tile => 2 * self.num_sms,
+            Kernel::Hopper => self.num_sms,
+        };
+        share_out(tiles, self.k.div_ceil(GROUP as u32), MIN_GROUPS, at_once)
     }
 
     fn partial_bytes(&self, tokens: u32) -> u64 {
@@ -204,7 +263,7 @@ mod tests {
     fn forms_fit_and_small_devices_have_one() {
         for format in WeightFormat::ALL.into_iter().filter(|f| f.is_canonical()) {
             for max in [227 << 10, 163 << 10, 99 << 10] {
-                for forms in FORMS {
+                for forms in FORMS.iter().chain(&FORMS_ON_HOPPER) {
                     let fitting = forms.iter().find(|form| form.shared_bytes(format) <= max);
                     let fits = fitting.is_some() || max == 99 << 10;
                     assert!(fits, "{format:?}: none of {forms:?} fits {max}");

@@ -40,10 +40,10 @@ pub(super) struct ScaledTiles {
     max_tokens: u32,
 }
 
-/// How the pieces of a depth are shared out where there are so many tiles: pieces of a part, at least `least`, and
-/// parts.
-pub(super) fn share_out(tiles: u32, pieces: u32, least: u32, num_sms: u32) -> (u32, u32) {
-    let wanted = (2 * num_sms / tiles.max(1)).min(pieces / least).clamp(1, MAX_SPLITS);
+/// How the pieces of a depth are shared out where there are so many tiles and the device runs `at_once` blocks: pieces
+/// of a part, at least `least`, and parts.
+pub(super) fn share_out(tiles: u32, pieces: u32, least: u32, at_once: u32) -> (u32, u32) {
+    let wanted = (at_once / tiles.max(1)).min(pieces / least).clamp(1, MAX_SPLITS);
     let of_part = pieces.div_ceil(wanted);
     (of_part, pieces.div_ceil(of_part))
 }
@@ -51,7 +51,7 @@ pub(super) fn share_out(tiles: u32, pieces: u32, least: u32, num_sms: u32) -> (u
 /// How a matrix is shared out: depths of a part, and parts.
 fn splits(n: u32, k: u32, tokens: u32, block_tokens: u32, num_sms: u32) -> (u32, u32) {
     let tiles = n.div_ceil(ROWS) * tokens.div_ceil(block_tokens);
-    let (of_part, parts) = share_out(tiles, k / DEPTH, MIN_PIECES, num_sms);
+    let (of_part, parts) = share_out(tiles, k / DEPTH, MIN_PIECES, 2 * num_sms);
     (of_part * DEPTH, parts)
 }
 

@@ -1,0 +1,23 @@
+//! Requests of one answer: to send, to read whole, to read the rest of.
+
+use halyard_engine::{FinishReason, Llm, OutputStream, Request, SamplingParams};
+
+pub fn submit(llm: &Llm, prompt: &[u32], max_tokens: u32) -> OutputStream {
+    let params = SamplingParams {
+        ignore_eos: true,
+        ..SamplingParams::greedy(max_tokens)
+    };
+    let stream = llm.engine().submit(Request::new("one", prompt.to_vec(), params));
+    stream.expect("taken")
+}
+
+pub fn alone(llm: &Llm, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
+    let output = submit(llm, prompt, max_tokens).blocking_collect();
+    output.outputs[0].token_ids.clone()
+}
+
+/// The rest of a request's tokens, and its end.
+pub fn rest(stream: OutputStream) -> (Vec<u32>, FinishReason) {
+    let output = stream.blocking_collect();
+    (output.outputs[0].token_ids.clone(), output.outputs[0].finish.clone())
+}
