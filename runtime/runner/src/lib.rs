@@ -21,6 +21,7 @@ mod kv_memory;
 pub mod load;
 mod lora_memory;
 mod memory;
+mod model_tensors;
 mod parallel;
 mod plan;
 mod preparer;

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use halyard_models::program::{
-    ActivationSlot, ModelProgram, ProgramOptions, Rows, TensorRole, WeightSpec, build_forward, build_head,
-    build_hidden_states,
+    ModelProgram, ProgramOptions, TensorRole, WeightSpec, build_forward, build_head, build_hidden_states,
 };
 use halyard_models::{ModelFiles, Role};
-use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor, WeightFormat};
+use halyard_platform_api::{BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor, WeightFormat};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 
 use crate::buckets::bucket_sizes;
@@ -22,6 +21,7 @@ use crate::host_tier::{self, BlockCopier, HostTier};
 use crate::kv_memory::{self, KvNeeds};
 use crate::lora_memory::LoraMemory;
 use crate::memory::{ResultRing, RowState, StepState};
+use crate::model_tensors::ModelTensors;
 use crate::parallel::{check_experts, experts_note, group_id, join, on_every_rank, plan_ranks};
 use crate::plan::{MIN_LOGITS_ROWS, Plan};
 use crate::preparer::Preparer;
@@ -262,7 +262,7 @@ fn load_rank(
     let rows = RowState::allocate(&*device, &plan.capacities)?;
     let step = StepState::allocate(&*device, &plan.capacities)?;
     let ring = ResultRing::allocate(&*device, &plan.capacities)?;
-    let mut memory = Memory {
+    let mut memory = ModelTensors {
         device: &*device,
         plan: &plan,
         buffers: Vec::new(),
@@ -493,64 +493,6 @@ fn recordings(config: &RunnerConfig, rank: &mut RankLoad, scheduler: &SchedulerC
             };
             Some(Recordings::new(sizes, scratch, &config.recording))
         }
-    }
-}
-
-/// Allocates tensors, one buffer each, and keeps them.
-struct Memory<'a> {
-    device: &'a dyn Device,
-    plan: &'a Plan,
-    buffers: Vec<Arc<dyn Buffer>>,
-}
-
-impl Memory<'_> {
-    fn tensor(&mut self, dtype: DType, shape: &[u32]) -> Result<Tensor, RunnerError> {
-        let elements: u64 = shape.iter().map(|&d| u64::from(d)).product();
-        let buffer = self
-            .device
-            .create_buffer(elements * dtype.bytes() as u64, BufferKind::Device)?;
-        let tensor = Tensor::contiguous(buffer.id(), 0, dtype, shape);
-        self.buffers.push(buffer);
-        Ok(tensor)
-    }
-
-    /// Memory of a program's activation slots; the first ones may be another program's.
-    fn activations(
-        &mut self,
-        program: &ModelProgram,
-        shared: &[(Tensor, ActivationSlot)],
-    ) -> Result<Vec<(Tensor, ActivationSlot)>, RunnerError> {
-        let mut all = Vec::with_capacity(program.slots.len());
-        for (i, slot) in program.slots.iter().enumerate() {
-            let rows = match slot.rows {
-                Rows::Tokens => self.plan.capacities.max_tokens,
-                Rows::Logits => self.plan.capacities.logits_chunk,
-            };
-            let tensor = match shared.get(i) {
-                Some((tensor, of)) if of == slot => *tensor,
-                _ => self.tensor(slot.dtype, &[rows, slot.width])?,
-            };
-            all.push((tensor, *slot));
-        }
-        Ok(all)
-    }
-
-    fn rope_tables(&mut self, files: &ModelFiles) -> Result<Vec<Tensor>, RunnerError> {
-        let positions = self.plan.capacities.max_model_len;
-        let mut tables = Vec::new();
-        for rope in &files.description.ropes {
-            let tensor = self.tensor(DType::F32, &[positions, rope.rotary_dim as u32])?;
-            let bytes: Vec<u8> = rope
-                .table(positions as usize)
-                .iter()
-                .flat_map(|v| v.to_le_bytes())
-                .collect();
-            if let Some(buffer) = self.buffers.last() {
-                buffer.write(0, &bytes)?;
-            }
-            tables.push(tensor);
-        }
-        Ok(tables)
     }
 }
 
