@@ -32,16 +32,22 @@ struct Arguments {
 /// Arguments that the parent does not write.
 pub fn main(target: &Target, options: &[&str]) -> Result<bool, String> {
     let arguments = parse(options).ok_or("child is started by run and replay")?;
-    std::panic::set_hook(Box::new(|info| {
-        let words = info.to_string().replace('\n', " ");
-        *PANIC.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = words;
-    }));
     let scratch = arguments.folder.join("scratch");
     std::fs::create_dir_all(&scratch).map_err(|error| error.to_string())?;
     let mut case = (target.start)(&scratch);
     ALLOCATOR
         .set_limit(target.memory_bytes)
         .map_err(|_| "more memory is in use at the start than a target may have")?;
+    let mut seeds = Vec::new();
+    if arguments.from < arguments.to {
+        seeds = (target.seeds)();
+        seeds.extend(target.committed().into_iter().map(|(_, input)| input));
+    }
+    // Only from here on: a panic at the start says its words itself.
+    std::panic::set_hook(Box::new(|info| {
+        let words = info.to_string().replace('\n', " ");
+        *PANIC.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = words;
+    }));
     let (mut cases, mut accepted, mut panics) = (0_u64, 0_u64, 0_u64);
     let current = std::fs::File::create(arguments.folder.join("current")).map_err(|error| error.to_string())?;
     let mut run = |name: &str, input: &[u8]| {
@@ -66,8 +72,6 @@ pub fn main(target: &Target, options: &[&str]) -> Result<bool, String> {
         run(&file.to_string_lossy(), &input);
     }
     if arguments.from < arguments.to {
-        let mut seeds = (target.seeds)();
-        seeds.extend(target.committed().into_iter().map(|(_, input)| input));
         for number in arguments.from..arguments.to {
             let mut random = Random::of_case(target.name, arguments.seed, number);
             // A few at first as they are: the seeds themselves are right.
