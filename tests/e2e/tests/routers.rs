@@ -171,6 +171,13 @@ impl Router {
         chunks.filter_map(text).collect()
     }
 
+    /// Waits for an answer of `name` after another worker died: until its next check the router may send a request to
+    /// the dead one and hand on the error.
+    async fn until_answered_by(&self, name: &str, content: &str) {
+        let is_there = async || self.try_chat(content).await.as_deref() == Some(name);
+        self.until("the other one answers", is_there).await;
+    }
+
     /// What every router must do: models, chat, completions, a stream.
     async fn serves(&self) {
         let models = self.client.get(format!("{}/v1/models", self.url)).send().await;
@@ -265,9 +272,10 @@ async fn vllm_router_keeps_a_prefix_on_a_worker_and_goes_on_without_it() {
     }
     let (gone, other) = (usize::from(home == NAMES[1]), usize::from(home == NAMES[0]));
     workers[gone].die();
+    router.until_answered_by(NAMES[other], &conversation).await;
     for turn in 5..8 {
         let who = router.chat(&format!("{conversation} turn {turn}")).await;
-        assert_eq!(who, NAMES[other], "the other one answers");
+        assert_eq!(who, NAMES[other], "it goes on to answer");
     }
     workers[gone].come_back();
     router
@@ -394,6 +402,7 @@ async fn smg_takes_servers_for_vllm_and_goes_on_without_one() {
     }
     assert!(router.spreads("before").await, "{}", router.log());
     workers[0].die();
+    router.until_answered_by(NAMES[1], "without the first").await;
     for turn in 0..4 {
         assert_eq!(router.chat(&format!("without the first {turn}")).await, NAMES[1]);
     }
