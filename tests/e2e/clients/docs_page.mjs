@@ -50,6 +50,8 @@ assert.equal(await page.locator(".route:visible").count(), 1);
 await page.keyboard.press("Tab");
 await page.keyboard.press("Enter");
 const chat = page.locator(".route[open]");
+// What a route says is made when it opens.
+await chat.locator("pre").last().waitFor({ state: "attached" });
 const words = await chat.innerText();
 for (const expected of ["/v1/chat/completions", "messages", "required", "temperature", "from 0, to 2", "tool_call_id",
   "include_usage", "curl -X POST", "Authorization: Bearer", "chat.completion", "503"]) {
