@@ -6,14 +6,13 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::answers::rest;
+use common::answers::{rest, submit_to};
 use common::damaged::{Damage, Damaged};
 use common::{cpu, delayed, fixtures, open, open_on, reference};
 use halyard_device_check::goldens::{self, F32, Free};
 use halyard_device_check::lora::LLAMA;
 use halyard_engine::{
-    ControlError, EngineHandle, FinishReason, Llm, OutputStream, PauseMode, Replicas, Request, SamplingParams,
-    SleepLevel, SleepState, WakeTags,
+    ControlError, EngineHandle, FinishReason, Llm, OutputStream, PauseMode, Replicas, SleepLevel, SleepState, WakeTags,
 };
 use halyard_platform_api::{DType, Device};
 
@@ -48,13 +47,7 @@ fn broken() -> Damaged {
 }
 
 fn submit(engine: &EngineHandle, max_tokens: u32) -> OutputStream {
-    let params = SamplingParams {
-        ignore_eos: true,
-        ..SamplingParams::greedy(max_tokens)
-    };
-    engine
-        .submit(Request::new("one", PROMPT.to_vec(), params))
-        .expect("taken")
+    submit_to(engine, &PROMPT, max_tokens)
 }
 
 fn tokens(llm: &Llm) -> Vec<u32> {

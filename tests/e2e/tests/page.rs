@@ -39,8 +39,9 @@ fn chromium() -> Result<PathBuf, String> {
         .ok_or_else(|| "no Chromium is installed: `tests/setup chromium` installs it".to_owned())
 }
 
-#[test]
-fn the_page_works_in_a_browser() {
+/// Runs a script of clients/ on a server's page in a browser, with the server's key: it agrees with what it finds. The
+/// server is started only where there is a browser.
+fn in_a_browser(script: &str, server: impl FnOnce() -> Server) {
     let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let found = chromium().and_then(|browser| Ok((browser, node_with(temporary, &[DRIVER])?)));
     let (browser, driver) = match found {
@@ -52,17 +53,8 @@ fn the_page_works_in_a_browser() {
     };
     let screenshots = temporary.join("screenshots");
     std::fs::create_dir_all(&screenshots).expect("a folder");
-    let model = storyteller();
-    let flags = [
-        "--api-key",
-        "sesame",
-        "--enable-auto-tool-choice",
-        "--reasoning-parser",
-        "qwen3",
-        "--tool-call-parser=hermes",
-    ];
-    let server = Server::scripted(&model, &flags);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/page.mjs");
+    let server = server();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(script);
     let mut node = Command::new("node");
     node.arg(script)
         .args([&server.url, "sesame"])
@@ -74,26 +66,21 @@ fn the_page_works_in_a_browser() {
 }
 
 #[test]
+fn the_page_works_in_a_browser() {
+    let model = storyteller();
+    let flags = [
+        "--api-key",
+        "sesame",
+        "--enable-auto-tool-choice",
+        "--reasoning-parser",
+        "qwen3",
+        "--tool-call-parser=hermes",
+    ];
+    in_a_browser("page.mjs", || Server::scripted(&model, &flags));
+}
+
+#[test]
 fn the_page_of_routes_works_in_a_browser() {
-    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let found = chromium().and_then(|browser| Ok((browser, node_with(temporary, &[DRIVER])?)));
-    let (browser, driver) = match found {
-        Ok(found) => found,
-        Err(reason) => {
-            println!("skipped: {reason}");
-            return;
-        }
-    };
-    let screenshots = temporary.join("screenshots");
-    std::fs::create_dir_all(&screenshots).expect("a folder");
-    let server = Server::tiny(&["--api-key", "sesame", "--server-dev-mode"]);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/docs_page.mjs");
-    let mut node = Command::new("node");
-    node.arg(script)
-        .args([&server.url, "sesame"])
-        .arg(&screenshots)
-        .current_dir(driver)
-        .env("HALYARD_CHROMIUM", browser);
-    let text = output(&mut node, "the browser").unwrap_or_else(|error| panic!("{error}"));
-    assert!(text.contains("the page agrees"), "{text}");
+    let flags = ["--api-key", "sesame", "--server-dev-mode"];
+    in_a_browser("docs_page.mjs", || Server::tiny(&flags));
 }

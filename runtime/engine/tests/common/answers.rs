@@ -1,13 +1,17 @@
 //! Requests of one answer: to send, to read whole, to read the rest of.
 
-use halyard_engine::{FinishReason, Llm, OutputStream, Request, SamplingParams};
+use halyard_engine::{EngineHandle, FinishReason, Llm, OutputStream, Request, SamplingParams};
 
 pub fn submit(llm: &Llm, prompt: &[u32], max_tokens: u32) -> OutputStream {
+    submit_to(llm.engine(), prompt, max_tokens)
+}
+
+pub fn submit_to(engine: &EngineHandle, prompt: &[u32], max_tokens: u32) -> OutputStream {
     let params = SamplingParams {
         ignore_eos: true,
         ..SamplingParams::greedy(max_tokens)
     };
-    let stream = llm.engine().submit(Request::new("one", prompt.to_vec(), params));
+    let stream = engine.submit(Request::new("one", prompt.to_vec(), params));
     stream.expect("taken")
 }
 
