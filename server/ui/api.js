@@ -45,7 +45,9 @@ async function send(path, { body, signal } = {}) {
   } catch {
     // The answer is not this server's: a proxy's, as it stands.
   }
-  if (response.status === 401) listeners.forEach((listener) => listener(message));
+  // A late answer to an old key says nothing of the one that is set now.
+  const isCurrent = secret === sessionStorage.getItem(KEY);
+  if (response.status === 401 && isCurrent) listeners.forEach((listener) => listener(message));
   throw new Failure(response.status, message);
 }
 
@@ -54,11 +56,15 @@ export async function ask(path, options) {
   return (await send(path, options)).json();
 }
 
-/** The events of a stream, each parsed; ends with the stream. */
+/** How long events of a stream are handed out before the browser may hear keys and draw. */
+const TURN_MS = 10;
+
+/** The events of a stream, each parsed; ends with the stream. A server that is faster than the page holds up no key. */
 export async function* stream(path, options) {
   const response = await send(path, options);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  let turn = performance.now();
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
@@ -71,6 +77,9 @@ export async function* stream(path, options) {
       const event = JSON.parse(data);
       if (event.error) throw new Failure(event.error.code ?? 500, event.error.message);
       yield event;
+      if (performance.now() - turn < TURN_MS) continue;
+      await new Promise((resolve) => { setTimeout(resolve); });
+      turn = performance.now();
     }
   }
 }

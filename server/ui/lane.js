@@ -16,6 +16,10 @@ export class Lane {
   constructor(name, changed) {
     this.changed = changed;
     this.messages = [];
+    /** A frame that will follow the text. */
+    this.frame = null;
+    /** The height of the log as the last frame showed it. */
+    this.height = 0;
     this.model = el("select", {});
     this.inputs = Object.fromEntries(NUMBERS.map(([key, , limits]) =>
       [key, el("input", { type: "number", inputmode: "decimal", placeholder: "default", ...limits })]));
@@ -84,7 +88,7 @@ export class Lane {
   async answer(shared, system) {
     const view = new AnswerView();
     this.log.append(view.node);
-    this.follow(true);
+    this.toEnd();
     this.abort = new AbortController();
     this.changed();
     const begin = performance.now();
@@ -94,9 +98,8 @@ export class Lane {
         ...this.parameters(), ...shared, messages, stream: true, stream_options: { include_usage: true },
       };
       for await (const event of stream("v1/chat/completions", { body, signal: this.abort.signal })) {
-        const near = this.isAtEnd;
         view.take(event, performance.now() - begin);
-        this.follow(near);
+        this.follow();
       }
       view.end(performance.now() - begin);
     } catch (error) {
@@ -105,7 +108,7 @@ export class Lane {
     this.abort = null;
     this.messages.push(view.message());
     if (view.calls.length > 0) this.askForResults(view, shared, system);
-    this.follow(true);
+    this.toEnd();
     this.changed();
   }
 
@@ -127,12 +130,19 @@ export class Lane {
     view.node.append(form);
   }
 
-  get isAtEnd() {
-    return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
+  toEnd() {
+    this.log.scrollTop = this.log.scrollHeight;
+    this.height = this.log.scrollHeight;
   }
 
-  follow(wanted) {
-    if (wanted) this.log.scrollTop = this.log.scrollHeight;
+  /** Goes with the text, unless somebody has scrolled up. Once a frame, as each time lays out the whole text. */
+  follow() {
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
+      const wasAtEnd = this.height - this.log.scrollTop - this.log.clientHeight < 40;
+      if (wasAtEnd) this.toEnd();
+      else this.height = this.log.scrollHeight;
+    });
   }
 }
 

@@ -119,7 +119,8 @@ export class RequestsView {
     const isSelected = request.number === this.selected;
     if (known?.version === version && known.isSelected === isSelected) return known.row;
     if (!known) {
-      known = { row: el("tr", {}), link: el("a", { href: `#requests/${request.number}` }) };
+      const link = el("a", { href: `#requests/${request.number}` });
+      known = { row: el("tr", {}, el("td", {}, link)), link };
       this.rows.set(request.number, known);
     }
     Object.assign(known, { version, isSelected });
@@ -128,8 +129,10 @@ export class RequestsView {
     known.link.setAttribute("aria-label", `${known.link.textContent}, request ${request.number}, ${outcome(request)}`);
     const total = request.answered_ms ?? now - request.arrival_unix_ms;
     const cell = (kind, content) => el("td", { class: kind }, content);
-    known.row.replaceChildren(
-      cell("", known.link), cell("some id", request.id ?? NOTHING), cell("most", request.model ?? NOTHING),
+    // The link stays where it is, with the focus on it.
+    while (known.row.children.length > 1) known.row.lastChild.remove();
+    known.row.append(
+      cell("some id", request.id ?? NOTHING), cell("most", request.model ?? NOTHING),
       cell("some", request.client ?? NOTHING), cell("number few", short(request.prompt_tokens)),
       cell("number", short(request.generation_tokens)), cell("number some", duration(request.first_token_ms)),
       cell("number", duration(total)), cell("line", bar(request, now)), cell("end", outcome(request)));

@@ -149,10 +149,14 @@ if (scripted) {
 }
 for (const lane of scripted ? [] : [0, 1]) await page.locator(".lane").nth(lane).getByLabel("Max tokens").fill("");
 await page.getByLabel("Message").fill(scripted ? "Never stop." : "Count from 1 to 1000, one number a line.");
+// Keys are heard by a page that is slower than its server, too.
+const processor = await context.newCDPSession(page);
+await processor.send("Emulation.setCPUThrottlingRate", { rate: 20 });
 await page.keyboard.press("Enter");
 await page.locator(".lane").nth(0).locator(".message.assistant").last().locator(".token").nth(3).waitFor();
 await page.keyboard.press("Escape");
 await page.locator(".figures-line", { hasText: "stopped" }).first().waitFor();
+await processor.send("Emulation.setCPUThrottlingRate", { rate: 1 });
 
 // Some load, so that the charts have something to show: several at once, one refused.
 const model = await page.locator("option").first().getAttribute("value");
