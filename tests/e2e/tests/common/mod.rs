@@ -25,9 +25,10 @@ impl Authority {
         Authority { issuer, file }
     }
 
-    /// Writes a certificate for an address or a client, and its key.
+    /// Writes a certificate and its key: of a server at this machine's addresses and at `name`, or of a client.
     pub fn sign(&self, folder: &Path, name: &str, use_: ExtendedKeyUsagePurpose) -> (PathBuf, PathBuf) {
-        let mut params = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("names");
+        let names = ["127.0.0.1", "localhost", name].map(str::to_owned);
+        let mut params = CertificateParams::new(names).expect("names");
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
         params.extended_key_usages = vec![use_];
         let key = KeyPair::generate().expect("a key");
