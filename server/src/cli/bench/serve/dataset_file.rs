@@ -121,12 +121,12 @@ impl Iterator for Lines<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            return match self.read() {
-                Err(error) => Some(Err(error)),
-                Ok(None) => None,
-                Ok(Some(line)) if line.trim().is_empty() => continue,
-                Ok(Some(line)) => Some(Ok((self.number, line))),
-            };
+            match self.read() {
+                Ok(Some(line)) if line.trim().is_empty() => {}
+                Ok(Some(line)) => return Some(Ok((self.number, line))),
+                Ok(None) => return None,
+                Err(error) => return Some(Err(error)),
+            }
         }
     }
 }
