@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use reqwest::header::{HeaderMap, HeaderName};
-use reqwest::{Client, RequestBuilder, Response, Url};
+use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url};
 use serde_json::Value;
 
 /// Time to decide that no server is there.
@@ -27,7 +27,7 @@ pub enum ClientError {
         name: String,
     },
     /// Nothing answers.
-    #[error("{url} cannot be reached: {source}")]
+    #[error("{url} cannot be reached: {}", causes(source))]
     Unreachable {
         /// The address.
         url: String,
@@ -70,6 +70,18 @@ impl ServerClient {
     /// # Errors
     /// [`ClientError::Url`].
     pub fn new(url: &str, api_key: Option<String>) -> Result<Self, ClientError> {
+        Self::build(url, api_key, Client::builder())
+    }
+
+    /// A client that takes any certificate of an `https` server, which anyone between may have made.
+    ///
+    /// # Errors
+    /// [`ClientError::Url`].
+    pub fn insecure(url: &str, api_key: Option<String>) -> Result<Self, ClientError> {
+        Self::build(url, api_key, Client::builder().tls_danger_accept_invalid_certs(true))
+    }
+
+    fn build(url: &str, api_key: Option<String>, builder: ClientBuilder) -> Result<Self, ClientError> {
         let bad = |reason: String| ClientError::Url {
             url: url.to_owned(),
             reason,
@@ -81,7 +93,7 @@ impl ServerClient {
             return Err(bad(format!("scheme `{}` is not http or https", parsed.scheme())));
         }
         // reqwest's own default, said here as times between tokens are measured with it.
-        let mut builder = Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
+        let mut builder = builder.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
         // A proxy for the internet has no way to this machine's own loopback.
         if matches!(parsed.host_str(), Some("localhost" | "127.0.0.1" | "[::1]")) {
             builder = builder.no_proxy();
@@ -235,6 +247,21 @@ impl ServerClient {
 fn base(url: &str) -> &str {
     let url = url.trim_end_matches('/');
     url.strip_suffix("/v1").unwrap_or(url).trim_end_matches('/')
+}
+
+/// An error with what caused it, such as a certificate that is not trusted: its own words say no more than that sending
+/// failed.
+fn causes(error: &reqwest::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        let said = inner.to_string();
+        if !words.contains(&said) {
+            words = format!("{words}: {said}");
+        }
+        cause = inner.source();
+    }
+    words
 }
 
 fn broken(error: reqwest::Error) -> ClientError {

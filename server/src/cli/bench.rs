@@ -2,6 +2,7 @@
 //! bench, so that figures can be laid side by side; where an option takes several values, one start of the engine
 //! serves them all.
 
+mod chart;
 mod latency;
 mod report;
 mod serve;

@@ -264,8 +264,9 @@ impl Tls {
     /// # Errors
     /// [`TlsError`].
     pub fn reload(&self) -> Result<bool, TlsError> {
-        let contents = self.files.read()?;
+        // Before the files are read: of two reloads at once the one that read first must not be the one that stays.
         let mut digest = self.digest.lock().unwrap_or_else(PoisonError::into_inner);
+        let contents = self.files.read()?;
         if *digest == contents.digest() {
             return Ok(false);
         }

@@ -7,8 +7,9 @@ pub mod scripted;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The binary, built first, with the platforms in its folder.
 ///
@@ -148,8 +149,48 @@ pub struct Server {
     child: Child,
     /// Where it listens.
     pub url: String,
-    log: Option<JoinHandle<String>>,
+    log: Log,
 }
+
+/// What a server writes to standard error, as it comes.
+struct Log {
+    text: Arc<Mutex<Vec<u8>>>,
+    reading: Option<JoinHandle<()>>,
+}
+
+impl Log {
+    fn of(mut errors: impl Read + Send + 'static) -> Log {
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let shared = Arc::clone(&text);
+        let reading = std::thread::spawn(move || {
+            let mut part = [0; 8192];
+            while let Ok(count @ 1..) = errors.read(&mut part) {
+                let mut text = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                text.extend_from_slice(&part[..count]);
+            }
+        });
+        Log {
+            text,
+            reading: Some(reading),
+        }
+    }
+
+    fn so_far(&self) -> String {
+        let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// The whole, when the server has ended.
+    fn whole(&mut self) -> String {
+        if let Some(reading) = self.reading.take() {
+            let _ = reading.join();
+        }
+        self.so_far()
+    }
+}
+
+/// How long a line of the log may take to come, on a busy machine too.
+const LOGGED_WITHIN: Duration = Duration::from_secs(60);
 
 impl Server {
     /// Serves a tiny model of the fixtures on the CPU platform.
@@ -209,12 +250,7 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary starts");
-        let mut errors = child.stderr.take().expect("piped");
-        let log = std::thread::spawn(move || {
-            let mut text = Vec::new();
-            let _ = errors.read_to_end(&mut text);
-            String::from_utf8_lossy(&text).into_owned()
-        });
+        let mut log = Log::of(child.stderr.take().expect("piped"));
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let url = lines.by_ref().map_while(Result::ok).find_map(|line| {
             let ready = line.trim_start().strip_prefix("ready")?.trim_start().to_owned();
@@ -223,17 +259,10 @@ impl Server {
         // The rest of the banner is read away, so that the pipe never fills.
         std::thread::spawn(move || lines.for_each(drop));
         match url {
-            Some(url) => Server {
-                child,
-                url,
-                log: Some(log),
-            },
+            Some(url) => Server { child, url, log },
             None => {
                 let _ = child.wait();
-                panic!(
-                    "the server ended before it was ready:\n{}",
-                    log.join().unwrap_or_default()
-                );
+                panic!("the server ended before it was ready:\n{}", log.whole());
             }
         }
     }
@@ -260,10 +289,30 @@ impl Server {
     /// When the system loses the process.
     pub fn wait(mut self) -> (Option<i32>, String) {
         let status = self.child.wait().expect("a child");
-        (
-            status.code(),
-            self.log.take().and_then(|log| log.join().ok()).unwrap_or_default(),
-        )
+        (status.code(), self.log.whole())
+    }
+
+    /// Waits until the log has these words in so many lines; the lines.
+    ///
+    /// # Panics
+    /// With the log, when they do not come.
+    pub fn until_logged(&self, words: &str, lines: usize) -> Vec<String> {
+        let begun = Instant::now();
+        loop {
+            let log = self.log.so_far();
+            // A line that is not whole yet is none.
+            let whole = log.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            let found: Vec<String> = whole.filter(|line| line.contains(words)).map(str::to_owned).collect();
+            if found.len() >= lines {
+                return found;
+            }
+            assert!(
+                begun.elapsed() < LOGGED_WITHIN,
+                "`{words}` is in {} lines, not {lines}:\n{log}",
+                found.len()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

@@ -263,7 +263,7 @@ fn a_sweep_says_why_its_server_or_a_run_failed() {
         "server",
         &[
             "--serve-cmd",
-            "halyard serve --model /no/such/model",
+            "halyard serve --port 0 --model /no/such/model",
             "--bench-cmd",
             "halyard bench serve --port 1",
         ],

@@ -2,43 +2,16 @@
 //! certificates of clients that change while it serves, Unix sockets, several addresses, a proxy's path, and options
 //! that come from a file.
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::Path;
 use std::process::Command;
 
 use halyard_e2e::clients::{output, python_with};
 use halyard_e2e::{Server, TestFolder, fixture, halyard, run, stderr};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rcgen::ExtendedKeyUsagePurpose;
 
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    file: PathBuf,
-}
-
-impl Authority {
-    fn new(folder: &Path, name: &str) -> Authority {
-        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        let key = KeyPair::generate().expect("a key");
-        let issuer = CertifiedIssuer::self_signed(params, key).expect("a certificate");
-        let file = folder.join(format!("{name}.pem"));
-        std::fs::write(&file, issuer.pem()).expect("writes");
-        Authority { issuer, file }
-    }
-
-    /// Writes a certificate for an address or a client, and its key.
-    fn sign(&self, folder: &Path, name: &str, use_: ExtendedKeyUsagePurpose) -> (PathBuf, PathBuf) {
-        let mut params = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("names");
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        params.extended_key_usages = vec![use_];
-        let key = KeyPair::generate().expect("a key");
-        let signed = params.signed_by(&key, &self.issuer).expect("signs");
-        let (cert_file, key_file) = (folder.join(format!("{name}.crt")), folder.join(format!("{name}.key")));
-        std::fs::write(&key_file, key.serialize_pem()).expect("writes");
-        std::fs::write(&cert_file, signed.pem()).expect("writes");
-        (cert_file, key_file)
-    }
-}
+use common::Authority;
 
 fn curl(args: &[&str]) -> std::process::Output {
     let mut curl = Command::new("curl");

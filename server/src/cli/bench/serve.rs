@@ -4,11 +4,15 @@
 
 mod arrivals;
 mod dataset;
+mod dataset_file;
 mod figures;
 mod load;
 mod options;
+mod plot;
+mod plot_args;
 mod prefix_repetition;
 mod rate;
+mod timed_trace;
 mod traffic;
 
 use std::path::PathBuf;
@@ -17,7 +21,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::report::{append_json, write_json};
-use crate::client::ServerClient;
+use crate::client::{ClientError, ServerClient};
 use crate::clock::unix_seconds;
 use crate::error::ServerError;
 pub use options::ServeBenchArgs;
@@ -28,7 +32,13 @@ const READY_PAUSE: Duration = Duration::from_millis(500);
 
 pub(super) fn run(args: &ServeBenchArgs) -> Result<(), ServerError> {
     args.check()?;
-    super::super::runtime()?.block_on(measure(args))
+    let measured = super::super::runtime()?.block_on(measure(args));
+    if let Err(error @ ServerError::Client(ClientError::Unreachable { .. })) = &measured
+        && error.to_string().contains("certificate")
+    {
+        eprintln!("--insecure takes any certificate, such as one that the server made itself");
+    }
+    measured
 }
 
 /// Waits for a server that does not answer yet, if it may.
@@ -47,7 +57,12 @@ async fn until_ready(args: &ServeBenchArgs, client: &ServerClient) -> Result<(),
 
 async fn measure(args: &ServeBenchArgs) -> Result<(), ServerError> {
     args.tell_idle();
-    let client = ServerClient::new(&args.url(), args.api_key.clone())?.with_headers(&args.headers()?)?;
+    let (url, key) = (args.url(), args.api_key.clone());
+    let client = match args.insecure {
+        true => ServerClient::insecure(&url, key)?,
+        false => ServerClient::new(&url, key)?,
+    };
+    let client = client.with_headers(&args.headers()?)?;
     until_ready(args, &client).await?;
     let served = match (&args.served_model_name, &args.model) {
         (Some(name), _) | (None, Some(name)) => name.clone(),
@@ -64,8 +79,13 @@ async fn measure(args: &ServeBenchArgs) -> Result<(), ServerError> {
         }
     }
     write_json(args.output_json.as_deref(), &figures)?;
-    if args.save_result || args.append_result {
-        let path = result_path(args, &served)?;
+    let saves = args.save_result || args.append_result;
+    let path = match saves || args.plot.is_asked() {
+        true => result_path(args, &served)?,
+        false => PathBuf::new(),
+    };
+    plot::write(&args.plot, &path, &outcome)?;
+    if saves {
         match args.append_result {
             true => append_json(&path, &figures)?,
             false => write_json(Some(&path), &figures)?,

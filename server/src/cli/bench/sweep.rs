@@ -2,7 +2,6 @@
 //! combination of the bench's. Every run is a file; a sweep that was broken off goes on where it stood. Options and
 //! files are those of `vllm bench sweep serve`; the commands may be any server's and any bench's that take vLLM's.
 
-mod chart;
 mod combinations;
 mod report;
 mod server;

@@ -1,29 +1,64 @@
 //! The prompts: random tokens, or prompts of a file. Text is counted and cut by the server's own tokenizer (/tokenize,
 //! /detokenize).
 
-use std::path::Path;
+mod burstgpt;
+mod texts;
+
+use std::time::Duration;
 
 use halyard_models::SplitMix64;
 use serde_json::{Value, json};
 
+use super::dataset_file::DatasetFile;
 use super::options::{Backend, DatasetName, ServeBenchArgs};
 use crate::cli::bench::workload::Prompts;
 use crate::client::{ClientError, ServerClient};
 use crate::error::ServerError;
-use crate::source::SourceError;
 
 /// Ids of random prompts where the server does not say that it has fewer.
 const VOCABULARY: u32 = 32_000;
 
+/// A prompt; of a chat the user's message.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Prompt {
+    /// A text.
+    Text(String),
+    /// Token ids.
+    Ids(Vec<u32>),
+}
+
+impl Prompt {
+    /// As a field of a request.
+    pub(super) fn json(&self) -> Value {
+        match self {
+            Prompt::Text(text) => json!(text),
+            Prompt::Ids(ids) => json!(ids),
+        }
+    }
+}
+
 /// One request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Token ids or a text; of a chat the user's message.
-    pub prompt: Value,
+    /// What it asks.
+    pub prompt: Prompt,
     /// Tokens of the prompt, where they are known before the server says.
     pub prompt_tokens: Option<u64>,
     /// Tokens to ask for.
     pub output_len: u32,
+    /// Its own time after the bench's start, in a trace.
+    pub at: Option<Duration>,
+}
+
+impl Sample {
+    fn new(prompt: Prompt, prompt_tokens: Option<u64>, output_len: u32) -> Sample {
+        Sample {
+            prompt,
+            prompt_tokens,
+            output_len,
+            at: None,
+        }
+    }
 }
 
 /// The requests of a bench and, last, those before it.
@@ -35,9 +70,12 @@ pub(super) async fn samples(
     let server = Server { client, model };
     match args.dataset_name {
         DatasetName::Random => random(args, &server).await,
-        DatasetName::Sharegpt => sharegpt(args, &server).await,
-        DatasetName::Custom => custom(args, &server).await,
+        DatasetName::Sharegpt => texts::sharegpt(args, &server).await,
+        DatasetName::Custom => texts::custom(args, &server).await,
+        DatasetName::SpecBench => texts::spec_bench(args, &server).await,
         DatasetName::PrefixRepetition => prefix_repetition(args, &server).await,
+        DatasetName::Burstgpt => burstgpt(args, &server).await,
+        DatasetName::TimedTrace => timed_trace(args, &server).await,
     }
 }
 
@@ -60,6 +98,18 @@ impl Server<'_> {
         let answer = self.client.post_json("/detokenize", &body).await?;
         let text = answer["prompt"].as_str().map(str::to_owned);
         text.ok_or_else(|| ClientError::Broken("/detokenize answered no prompt".to_owned()))
+    }
+
+    /// A request of a prompt of tokens: as they are, or for a chat as the text that they are.
+    async fn sample(&self, backend: Backend, ids: Vec<u32>, output_len: u32) -> Result<Sample, ServerError> {
+        let (prompt, prompt_tokens) = match backend {
+            Backend::OpenaiChat => (Prompt::Text(self.detokenize(&ids).await?), None),
+            Backend::Vllm | Backend::Openai => {
+                let count = ids.len() as u64;
+                (Prompt::Ids(ids), Some(count))
+            }
+        };
+        Ok(Sample::new(prompt, prompt_tokens, output_len))
     }
 
     /// Random ids are below this.
@@ -93,7 +143,7 @@ async fn random(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample
         (low + prompts.random.below(high.saturating_sub(low) + 1)) as u32
     };
     let mut samples = Vec::new();
-    for _ in 0..args.num_prompts + args.num_warmups + 1 {
+    for _ in 0..args.num_prompts as usize + before(args) {
         let (mut input, mut output) = (args.random_input_len, args.output_len.unwrap_or(args.random_output_len));
         if args.random_range_ratio.input > 0.0 {
             input = between(&mut prompts, input, args.random_range_ratio.input);
@@ -102,15 +152,7 @@ async fn random(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample
             output = between(&mut prompts, output, args.random_range_ratio.output);
         }
         let ids: Vec<u32> = prefix.iter().copied().chain(prompts.next(input)).collect();
-        let (prompt, prompt_tokens) = match args.backend {
-            Backend::OpenaiChat => (json!(server.detokenize(&ids).await?), None),
-            Backend::Vllm | Backend::Openai => (json!(ids), Some(ids.len() as u64)),
-        };
-        samples.push(Sample {
-            prompt,
-            prompt_tokens,
-            output_len: output,
-        });
+        samples.push(server.sample(args.backend, ids, output).await?);
     }
     Ok(samples)
 }
@@ -127,32 +169,77 @@ async fn prefix_repetition(args: &ServeBenchArgs, server: &Server<'_>) -> Result
     if !args.disable_shuffle {
         shuffle(&mut all, args.seed);
     }
-    all.extend((0..args.num_warmups + 1).map(|_| prompts.next(own.prompt_len())));
+    all.extend((0..before(args)).map(|_| prompts.next(own.prompt_len())));
     let mut samples = Vec::with_capacity(all.len());
     for ids in all {
-        let (prompt, prompt_tokens) = match args.backend {
-            Backend::OpenaiChat => (json!(server.detokenize(&ids).await?), None),
-            Backend::Vllm | Backend::Openai => (json!(ids), Some(ids.len() as u64)),
-        };
-        samples.push(Sample {
-            prompt,
-            prompt_tokens,
-            output_len: args.output_len.unwrap_or(own.prefix_repetition_output_len),
-        });
+        let output_len = args.output_len.unwrap_or(own.prefix_repetition_output_len);
+        samples.push(server.sample(args.backend, ids, output_len).await?);
     }
     Ok(samples)
 }
 
-fn read(path: Option<&Path>) -> Result<String, ServerError> {
-    let path = path.unwrap_or(Path::new(""));
-    Ok(std::fs::read_to_string(path).map_err(SourceError::io(path))?)
+/// Lengths of a service's requests. Those before the bench are further ones, which begin like none of it.
+async fn burstgpt(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample>, ServerError> {
+    let file = DatasetFile::new(args.dataset_path.as_deref());
+    let mut rows = burstgpt::rows(&file)?;
+    if !args.disable_shuffle {
+        shuffle(&mut rows, args.seed);
+    }
+    let count = count(args, &file, rows.len())?;
+    let vocab_size = server.vocabulary_of(args).await;
+    let (mut samples, mut tokens) = (Vec::new(), 0);
+    for (index, row) in rows.iter().cycle().take(count + before(args)).enumerate() {
+        tokens += u64::from(row.prompt);
+        file.check_tokens(tokens)?;
+        let ids = burstgpt::prompt(index, row.prompt, vocab_size);
+        let output_len = args.output_len.unwrap_or(row.answer);
+        samples.push(server.sample(args.backend, ids, output_len).await?);
+    }
+    Ok(samples)
 }
 
-fn bad(path: Option<&Path>, reason: &str) -> ServerError {
-    ServerError::Option {
-        option: "--dataset-path",
-        message: format!("{}: {reason}", path.unwrap_or(Path::new("")).display()),
+/// A trace, as long as it is. The requests before the bench begin like none of it, and find nothing cached.
+async fn timed_trace(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample>, ServerError> {
+    let path = args.dataset_path.as_deref();
+    let vocab_size = server.vocabulary_of(args).await;
+    let asked = args.num_prompts as usize;
+    let trace = args.timed_trace.read(path, asked, args.seed, vocab_size)?;
+    let Some(last) = trace.iter().map(|one| one.at).max() else {
+        return Err(DatasetFile::new(path).bad("no request in it"));
+    };
+    if trace.len() < asked {
+        eprintln!(
+            "{} requests in the trace; {asked} were asked for (--num-prompts)",
+            trace.len()
+        );
     }
+    if args.timed_trace.is_self_timed() {
+        eprintln!("the requests of the trace come over {} s", last.as_secs());
+    }
+    let mut prompts = Prompts::new(args.seed, vocab_size);
+    let warmups: Vec<(Vec<u32>, u32)> = trace
+        .iter()
+        .cycle()
+        .take(before(args))
+        .map(|one| (prompts.next(one.prompt.len() as u32), one.output_len))
+        .collect();
+    let mut samples = Vec::with_capacity(trace.len() + warmups.len());
+    for one in trace {
+        let output_len = args.output_len.unwrap_or(one.output_len);
+        let sample = server.sample(args.backend, one.prompt, output_len).await?;
+        samples.push(Sample {
+            at: Some(one.at),
+            ..sample
+        });
+    }
+    for (ids, output_len) in warmups {
+        samples.push(
+            server
+                .sample(args.backend, ids, args.output_len.unwrap_or(output_len))
+                .await?,
+        );
+    }
+    Ok(samples)
 }
 
 /// Fisher-Yates.
@@ -163,107 +250,27 @@ fn shuffle<T>(list: &mut [T], seed: u64) {
     }
 }
 
-/// As many as are asked for, repeated where there are fewer, and those that come before the bench.
-fn fill(args: &ServeBenchArgs, mut samples: Vec<Sample>) -> Result<Vec<Sample>, ServerError> {
-    let path = args.dataset_path.as_deref();
-    if samples.is_empty() {
-        return Err(bad(path, "no prompt in it can be used"));
+/// Requests before the bench: one always.
+fn before(args: &ServeBenchArgs) -> usize {
+    args.num_warmups as usize + 1
+}
+
+/// Requests of a bench whose file has `found` prompts: as many as are asked for, unless none may be sent twice.
+fn count(args: &ServeBenchArgs, file: &DatasetFile, found: usize) -> Result<usize, ServerError> {
+    if found == 0 {
+        return Err(file.bad("no prompt in it can be used"));
     }
-    let (found, asked) = (samples.len(), args.num_prompts as usize);
+    let asked = args.num_prompts as usize;
     if found < asked && args.no_oversample {
         eprintln!("{found} prompts, {asked} were asked for (--no-oversample)");
     }
-    let count = if args.no_oversample { asked.min(found) } else { asked };
-    let more = count + args.num_warmups as usize + 1;
-    samples = samples.iter().cycle().take(more).cloned().collect();
-    Ok(samples)
+    Ok(if args.no_oversample { asked.min(found) } else { asked })
 }
 
-/// Conversations of ShareGPT: the first two turns are prompt and answer. Which lengths are taken is vLLM's choice.
-async fn sharegpt(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample>, ServerError> {
-    let path = args.dataset_path.as_deref();
-    let all: Vec<Value> = serde_json::from_str(&read(path)?)
-        .map_err(|error| bad(path, &format!("no JSON list of conversations: {error}")))?;
-    let turn = |entry: &Value, index: usize| entry["conversations"][index]["value"].as_str().map(str::to_owned);
-    let mut pairs: Vec<(String, String)> = all
-        .iter()
-        .filter_map(|entry| Some((turn(entry, 0)?, turn(entry, 1)?)))
-        .collect();
-    if !args.disable_shuffle {
-        shuffle(&mut pairs, args.seed);
-    }
-    let fixed = args.output_len.or(args.sharegpt_output_len);
-    let mut samples = Vec::new();
-    for (prompt, answer) in pairs {
-        if samples.len() == args.num_prompts as usize {
-            break;
-        }
-        let input = server.tokenize(json!({"prompt": prompt})).await?.len();
-        let output = match fixed {
-            Some(length) => length as usize,
-            None => server.tokenize(json!({"prompt": answer})).await?.len(),
-        };
-        if input < 4 || (fixed.is_none() && output < 4) || input > 1024 || input + output > 2048 {
-            continue;
-        }
-        samples.push(Sample {
-            prompt: json!(prompt),
-            prompt_tokens: Some(input as u64),
-            output_len: output as u32,
-        });
-    }
-    fill(args, samples)
-}
-
-/// One JSON object a line: `prompt`, and `output_tokens` where the length is not fixed.
-async fn custom(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample>, ServerError> {
-    let path = args.dataset_path.as_deref();
-    let text = read(path)?;
-    let mut entries = Vec::new();
-    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let number = index + 1;
-        let entry: Value = serde_json::from_str(line).map_err(|error| bad(path, &format!("line {number}: {error}")))?;
-        let prompt = entry["prompt"].as_str().map(str::to_owned);
-        let prompt = prompt.ok_or_else(|| bad(path, &format!("line {number}: no `prompt`")))?;
-        let own = entry["output_tokens"]
-            .as_u64()
-            .and_then(|tokens| u32::try_from(tokens).ok());
-        let fixed = u32::try_from(args.custom_output_len).ok().filter(|&length| length > 0);
-        let output_len = args.output_len.or(fixed).or(own);
-        let output_len = output_len.ok_or_else(|| {
-            let reason = format!(
-                "line {number}: no `output_tokens`, and --custom-output-len {} names none",
-                args.custom_output_len
-            );
-            bad(path, &reason)
-        })?;
-        entries.push((prompt, output_len));
-    }
-    if !args.disable_shuffle {
-        shuffle(&mut entries, args.seed);
-    }
-    entries.truncate(args.num_prompts as usize);
-    let mut samples = Vec::new();
-    for (prompt, output_len) in entries {
-        let is_chat = args.backend == Backend::OpenaiChat;
-        let (prompt, prompt_tokens) = if is_chat || args.skip_chat_template {
-            (json!(prompt), None)
-        } else {
-            // The server's own template.
-            let mut body = json!({"messages": [{"role": "user", "content": prompt}]});
-            if let Some(settings) = &args.chat_template_kwargs {
-                body["chat_template_kwargs"] = Value::Object(settings.0.clone());
-            }
-            let ids = server.tokenize(body).await?;
-            (json!(ids), Some(ids.len() as u64))
-        };
-        samples.push(Sample {
-            prompt,
-            prompt_tokens,
-            output_len,
-        });
-    }
-    fill(args, samples)
+/// As many as are asked for, repeated where there are fewer, and those that come before the bench.
+fn fill(args: &ServeBenchArgs, file: &DatasetFile, samples: &[Sample]) -> Result<Vec<Sample>, ServerError> {
+    let count = count(args, file, samples.len())?;
+    Ok(samples.iter().cycle().take(count + before(args)).cloned().collect())
 }
 
 #[cfg(test)]

@@ -66,8 +66,12 @@ pub(super) async fn run(
         true => ProgressBar::hidden(),
         false => progress(samples.len() as u64, "requests"),
     };
-    let rate = args.traffic.rate(args.request_rate);
-    let times = arrivals::times(samples.len() as u32, rate, args.burstiness, args.seed)?;
+    let times = if args.is_self_timed() {
+        samples.iter().map(|sample| sample.at.unwrap_or_default()).collect()
+    } else {
+        let rate = args.traffic.rate(args.request_rate);
+        arrivals::times(samples.len() as u32, rate, args.burstiness, args.seed)?
+    };
     let count = samples.len();
     let started = Instant::now();
     let mut tasks = JoinSet::new();
@@ -121,15 +125,15 @@ fn body(args: &ServeBenchArgs, model: &str, sample: &Sample) -> Value {
     });
     match args.backend {
         Backend::OpenaiChat => {
-            body["messages"] = json!([{"role": "user", "content": sample.prompt}]);
+            body["messages"] = json!([{"role": "user", "content": sample.prompt.json()}]);
             body["max_completion_tokens"] = json!(sample.output_len);
         }
         Backend::Vllm | Backend::Openai => {
-            body["prompt"] = sample.prompt.clone();
+            body["prompt"] = sample.prompt.json();
             body["max_tokens"] = json!(sample.output_len);
         }
     }
-    if args.ignore_eos || args.dataset_name.is_random() {
+    if args.ignore_eos || args.dataset_name.runs_to_length() {
         body["ignore_eos"] = json!(true);
     }
     match (args.logprobs, args.backend) {

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
+use super::plot_args::PlotArgs;
 use super::prefix_repetition::PrefixRepetitionArgs;
-use super::rate::parse_rate;
+use super::rate::{Rate, parse_rate};
+use super::timed_trace::TimedTraceArgs;
 use super::traffic::TrafficArgs;
 use crate::cli::model_flags::{JsonObject, parse_object};
 use crate::error::ServerError;
@@ -51,12 +53,25 @@ pub enum DatasetName {
     /// Random tokens of which several prompts begin alike.
     #[value(name = "prefix_repetition")]
     PrefixRepetition,
+    /// Lengths of a service's requests, in a CSV file of BurstGPT.
+    Burstgpt,
+    /// Questions of Spec-Bench, a line of JSON each.
+    #[value(name = "spec_bench")]
+    SpecBench,
+    /// Requests of a recorded service with their times, a line of JSON each.
+    #[value(name = "timed_trace")]
+    TimedTrace,
 }
 
 impl DatasetName {
-    /// Random tokens mean nothing: answers are measured at their full length.
-    pub(super) fn is_random(self) -> bool {
-        matches!(self, DatasetName::Random | DatasetName::PrefixRepetition)
+    fn has_file(self) -> bool {
+        !matches!(self, DatasetName::Random | DatasetName::PrefixRepetition)
+    }
+
+    /// Random tokens mean nothing: answers are measured at their full length, and those of a trace at its lengths. As
+    /// in vLLM an answer of burstgpt may end before.
+    pub(super) fn runs_to_length(self) -> bool {
+        !self.has_file() || self == DatasetName::TimedTrace
     }
 }
 
@@ -163,6 +178,9 @@ pub struct ServeBenchArgs {
     /// Key for the server
     #[arg(long, value_name = "KEY", env = "HALYARD_CLIENT_API_KEY", hide_env_values = true)]
     pub(super) api_key: Option<String>,
+    /// Take any certificate of a server with https: one that it made itself, of another name, out of date
+    #[arg(long)]
+    pub(super) insecure: bool,
     /// Headers of every request
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = parse_equals)]
     header: Vec<(String, String)>,
@@ -176,8 +194,8 @@ pub struct ServeBenchArgs {
     /// Written into the result; prompts are made of tokens by the server's own tokenizer
     #[arg(long, value_name = "NAME")]
     pub(super) tokenizer: Option<String>,
-    /// Where prompts come from; sharegpt and custom are files (--dataset-path), prompts of prefix_repetition begin
-    /// alike
+    /// Where prompts come from; prompts of prefix_repetition begin alike, sharegpt, custom, burstgpt (lengths alone),
+    /// spec_bench and timed_trace are files (--dataset-path)
     #[arg(long, value_name = "NAME", value_enum, default_value_t = DatasetName::Random)]
     pub(super) dataset_name: DatasetName,
     /// File of a dataset
@@ -210,7 +228,15 @@ pub struct ServeBenchArgs {
     /// Tokens to generate for each line of custom; -1: the line's output_tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 256, allow_negative_numbers = true)]
     pub(super) custom_output_len: i64,
-    /// Send prompts of custom as they are, without the chat template
+    /// Tokens to generate for each question of spec_bench
+    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    pub(super) spec_bench_output_len: u32,
+    /// Take the questions of this category of spec_bench; without it all
+    #[arg(long, value_name = "NAME")]
+    pub(super) spec_bench_category: Option<String>,
+    #[command(flatten)]
+    pub(super) timed_trace: TimedTraceArgs,
+    /// Send prompts of custom and spec_bench as they are, without the chat template
     #[arg(long)]
     pub(super) skip_chat_template: bool,
     /// Take a dataset in its own order
@@ -308,6 +334,8 @@ pub struct ServeBenchArgs {
     /// More fields of the result
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = parse_equals)]
     metadata: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(super) plot: PlotArgs,
     /// Write the figures as JSON into this file
     #[arg(long, value_name = "FILE")]
     pub(super) output_json: Option<PathBuf>,
@@ -365,18 +393,48 @@ impl ServeBenchArgs {
         if self.dataset_name == DatasetName::PrefixRepetition {
             self.prefix_repetition.check(self.num_prompts)?;
         }
-        match (self.dataset_name, &self.dataset_path) {
-            (name, Some(path)) if name.is_random() => {
+        self.check_times()?;
+        match (self.dataset_name.has_file(), &self.dataset_path) {
+            (false, Some(path)) => {
                 let message = format!(
-                    "{}: random prompts have no file; name one of --dataset-name sharegpt, custom",
+                    "{}: random prompts have no file; name one of --dataset-name sharegpt, custom, burstgpt, \
+                     spec_bench, timed_trace",
                     path.display()
                 );
                 refuse("--dataset-path", message)
             }
-            (DatasetName::Sharegpt | DatasetName::Custom, None) => refuse(
+            (true, None) => refuse(
                 "--dataset-name",
                 "its file is missing; give it with --dataset-path".to_owned(),
             ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether requests come at times of the dataset.
+    pub(super) fn is_self_timed(&self) -> bool {
+        self.dataset_name == DatasetName::TimedTrace && self.timed_trace.is_self_timed()
+    }
+
+    /// Refuses times that come from two places, or from none.
+    fn check_times(&self) -> Result<(), ServerError> {
+        let refuse = |option, message: &str| {
+            Err(ServerError::Option {
+                option,
+                message: message.to_owned(),
+            })
+        };
+        match self.timed_trace.timing_flag() {
+            Some(flag) if self.dataset_name != DatasetName::TimedTrace => refuse(
+                flag,
+                "only requests of --dataset-name timed_trace have times of their own",
+            ),
+            _ if self.is_self_timed() && self.traffic.rate(self.request_rate) != Rate::Constant(f64::INFINITY) => {
+                refuse(
+                    "--request-rate",
+                    "requests of timed_trace come at their own times; leave the rate out, or give --no-self-timed",
+                )
+            }
             _ => Ok(()),
         }
     }
@@ -389,6 +447,7 @@ impl ServeBenchArgs {
             ("--tokenizer-mode", self.tokenizer_mode.is_some()),
             ("--skip-tokenizer-init", self.skip_tokenizer_init),
             ("--no-stream", self.no_stream),
+            ("--insecure", self.insecure && !self.url().starts_with("https:")),
         ];
         let names: Vec<&str> = given
             .iter()

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::super::chart::{self, Line, escaped, svg};
 use super::super::report::write_json;
-use super::chart::{Line, escaped, svg};
 use crate::error::ServerError;
 
 /// What is shown: the field of a result, its title, and its unit.
@@ -23,15 +23,6 @@ const SHOWN: [(&str, &str, &str); 8] = [
 ];
 /// Fields that are plotted against what varies, and one against another.
 const PLOTTED: [usize; 4] = [0, 3, 4, 5];
-
-const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem;\
-    color:#1b1b1b;background:#fff}table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}\
-    td,th{border-bottom:1px solid #ccc;padding:.3rem .7rem;text-align:right;white-space:nowrap}\
-    td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}\
-    .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(320px,1fr));gap:1.5rem}\
-    svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:currentColor}\
-    svg .title{font-size:14px;font-weight:600}svg .grid{stroke:#8884}\
-    @media(prefers-color-scheme:dark){body{color:#e8e8e8;background:#161616}td,th{border-color:#444}}";
 
 /// A combination's runs.
 struct Group {
@@ -162,11 +153,7 @@ fn lines(groups: &[Group], point: impl Fn(&Group) -> Option<(f64, f64)>, axis: &
 }
 
 fn page(name: &str, groups: &[Group]) -> String {
-    let mut out = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" \
-         content=\"width=device-width\"><title>Sweep {0}</title><style>{STYLE}</style><h1>Sweep {0}</h1>",
-        escaped(name)
-    );
+    let mut out = String::new();
     let runs: usize = groups.iter().map(|group| group.runs.len()).sum();
     out.push_str(&format!(
         "<p>{runs} runs of {} combinations. Numbers are means; where runs differ, least to largest follow.</p>",
@@ -200,8 +187,8 @@ fn page(name: &str, groups: &[Group]) -> String {
         }
         out.push_str("</tr>");
     }
-    out.push_str("</table></html>\n");
-    out
+    out.push_str("</table>");
+    chart::page(&format!("Sweep {name}"), &out)
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ impl Place {
         Ok(Place {
             health: route("health")?,
             reset: route("reset_prefix_cache")?,
-            client: Client::new(),
+            client: client(bench)?,
             runtime: crate::cli::runtime()?,
             url,
         })
@@ -159,6 +159,13 @@ pub(super) fn log_to(command: &mut Command, path: &Path) -> Result<(), ServerErr
     let (out, error) = file.map_err(failed)?;
     command.stdout(out).stderr(error);
     Ok(())
+}
+
+/// A client that takes the certificates that the bench takes.
+fn client(bench: &[String]) -> Result<Client, ServerError> {
+    let insecure = bench.iter().any(|word| word == "--insecure");
+    let built = Client::builder().tls_danger_accept_invalid_certs(insecure).build();
+    built.map_err(|error| wrong("--bench-cmd", error.to_string()))
 }
 
 /// Where the bench looks for the server, by its flags.
