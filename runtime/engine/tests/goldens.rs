@@ -52,6 +52,7 @@ families! {
     ministral_on_cpu, ministral_on_reference => "ministral", "ministral/goldens.json";
     ministral3_on_cpu, ministral3_on_reference => "ministral3", "ministral3/goldens.json";
     consolidated_on_cpu, consolidated_on_reference => "mistral-consolidated", "mistral/goldens.json";
+    consolidated_fp8_on_cpu, consolidated_fp8_on_reference => "mistral-fp8-consolidated", "mistral-fp8/goldens.json";
     phi3_on_cpu, phi3_on_reference => "phi3", "phi3/goldens.json";
     phi3_long_on_cpu, phi3_long_on_reference => "phi3-long", "phi3-long/goldens.json";
     qwen2_moe_on_cpu, qwen2_moe_on_reference => "qwen2-moe", "qwen2-moe/goldens.json";
@@ -92,6 +93,7 @@ families! {
     llama_gguf_on_cpu, llama_gguf_on_reference => "gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json";
     llama3_rope_gguf_on_cpu, llama3_rope_gguf_on_reference => "gguf/llama3-rope-gguf.gguf",
         "gguf/llama3-rope-gguf.golden.json";
+    mistral_fp8_on_cpu, mistral_fp8_on_reference => "mistral-fp8", "mistral-fp8/goldens.json";
     llama_fp8_on_cpu, llama_fp8_on_reference => "llama-fp8", "llama-fp8/goldens.json";
     qwen3_fp8_on_cpu, qwen3_fp8_on_reference => "qwen3-fp8", "qwen3-fp8/goldens.json";
     qwen3_gguf_on_cpu, qwen3_gguf_on_reference => "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";

@@ -2,7 +2,8 @@
 //! Hugging Face's names, and the weights under Mistral's. Rows of q and k stand as they were trained, in pairs of
 //! neighbours, where Hugging Face's converter moves them.
 //!
-//! Sources: mistral-inference's `args.py`, and `convert_mistral_weights_to_hf.py` of transformers.
+//! Sources: mistral-inference's `args.py`, `convert_mistral_weights_to_hf.py` of transformers, and for `yarn` and
+//! `quantization` vLLM 0.33's `transformers_utils/configs/mistral.py`.
 
 use std::path::Path;
 
@@ -44,7 +45,17 @@ const SAME: &[&str] = &[
     "moe",
     "causal",
     "use_biases",
+    "yarn",
+    "quantization",
 ];
+/// Members of `yarn`, and Hugging Face's names of them in `rope_scaling`.
+const YARN: &[(&str, &str)] = &[
+    ("factor", "factor"),
+    ("original_max_position_embeddings", "original_max_position_embeddings"),
+    ("beta", "beta_fast"),
+    ("alpha", "beta_slow"),
+];
+const REMEDY: &str = "serve the model's Hugging Face files (config.json)";
 /// Positions where the file gives none (vLLM's default for these files).
 const POSITIONS: u64 = 128_000;
 
@@ -84,7 +95,6 @@ const TABLE: &[NameTemplate] = &[
 /// # Errors
 /// A parameter that changes the result and is not read here, by its name; what is wrong with one that is.
 pub(crate) fn config(folder: &Path, over: &ModelOverrides) -> Result<JsonFields> {
-    const REMEDY: &str = "serve the model's Hugging Face files (config.json)";
     let params = JsonFields::open(&folder.join(PARAMS))?;
     let is_known = |key: &&str| SAME.contains(key) || RENAMED.iter().any(|(own, _)| own == key);
     if let Some(key) = params.keys().find(|key| !is_known(key)) {
@@ -113,6 +123,12 @@ pub(crate) fn config(folder: &Path, over: &ModelOverrides) -> Result<JsonFields>
             );
         }
     }
+    if let Some(yarn) = params.object("yarn")?.filter(|yarn| yarn.keys().next().is_some()) {
+        set("rope_scaling", rope_scaling(&yarn)?);
+    }
+    if let Some(own) = params.object("quantization")?.filter(|own| own.keys().next().is_some()) {
+        set("quantization_config", quantization(&own)?);
+    }
     // That of every tokenizer of Mistral's.
     set("eos_token_id", json!(2));
     // A window that is not written would be Mistral 7B's in Hugging Face's configuration.
@@ -124,6 +140,57 @@ pub(crate) fn config(folder: &Path, over: &ModelOverrides) -> Result<JsonFields>
         set("max_position_embeddings", json!(POSITIONS));
     }
     Ok(over.put_into(params.renamed(RENAMED).with(&fields)))
+}
+
+/// `yarn` as Hugging Face's `rope_scaling`.
+fn rope_scaling(yarn: &JsonFields) -> Result<Value> {
+    let is_known = |key: &&str| *key == "apply_scale" || YARN.iter().any(|(own, _)| own == key);
+    if let Some(key) = yarn.keys().find(|key| !is_known(key)) {
+        return Err(yarn.unsupported(key, "a member of yarn that is not known", REMEDY));
+    }
+    for required in ["factor", "original_max_position_embeddings"] {
+        yarn.required_float(required)?;
+    }
+    let mut scaling = Map::new();
+    scaling.insert("rope_type".to_owned(), json!("yarn"));
+    for (own, common) in YARN {
+        if let Some(number) = yarn.float(own)? {
+            // The number as it is written: positions are an integer.
+            let written = yarn.value(own).cloned().unwrap_or_else(|| json!(number));
+            scaling.insert((*common).to_owned(), written);
+        }
+    }
+    // Without it cosines and sines are not scaled.
+    if yarn.bool("apply_scale")? == Some(false) {
+        scaling.insert("attention_factor".to_owned(), json!(1.0));
+    }
+    Ok(Value::Object(scaling))
+}
+
+/// `quantization` as Hugging Face's `quantization_config`.
+fn quantization(own: &JsonFields) -> Result<Value> {
+    const KNOWN: &str = "read are qformat_weight fp8_e4m3 and quant_method compressed-tensors: serve the model's \
+         Hugging Face files (config.json)";
+    if let Some(method) = own.string("quant_method")? {
+        if !matches!(method.to_lowercase().replace('_', "-").as_str(), "compressed-tensors") {
+            return Err(own.unsupported("quant_method", method, KNOWN));
+        }
+        let mut fields: Map<String, Value> = own
+            .keys()
+            .filter_map(|key| Some((key.to_owned(), own.value(key)?.clone())))
+            .collect();
+        fields.insert("quant_method".to_owned(), json!("compressed-tensors"));
+        return Ok(Value::Object(fields));
+    }
+    match own.string("qformat_weight")? {
+        Some("fp8_e4m3") => {}
+        other => return Err(own.unsupported("qformat_weight", other.unwrap_or("none"), KNOWN)),
+    }
+    // How activations are rounded, which they are not here.
+    match own.string("qscheme_act")? {
+        None | Some("NO_SCALES" | "TENSOR") => Ok(json!({"quant_method": "fp8"})),
+        Some(other) => Err(own.unsupported("qscheme_act", other, "known are NO_SCALES and TENSOR")),
+    }
 }
 
 /// Has the description's ropes turn neighbours.

@@ -4,6 +4,7 @@ mod support;
 
 use std::path::Path;
 
+use halyard_models::config::{RopeScaling, YarnScaling};
 use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, TokenizerSource};
 use serde_json::{Value, json};
 use support::TempFolder;
@@ -68,8 +69,27 @@ fn tekken_json_counts_where_there_is_no_tokenizer_json() {
 fn what_is_not_read_is_refused_by_its_name() {
     for (key, value, words) in [
         ("vision_encoder", json!({"hidden_size": 1024}), "vision_encoder"),
-        ("quantization", json!({"qformat_weight": "fp8_e4m3"}), "quantization"),
-        ("yarn", json!({"factor": 16}), "yarn"),
+        ("quantization", json!({"qformat_weight": "int4"}), "qformat_weight"),
+        ("quantization", json!({"qscheme_act": "TENSOR"}), "qformat_weight"),
+        ("quantization", json!({"quant_method": "gptq"}), "quant_method"),
+        (
+            "quantization",
+            json!({"qformat_weight": "fp8_e4m3", "qscheme_act": "CHANNEL"}),
+            "qscheme_act",
+        ),
+        ("quantization", json!("fp8"), "quantization"),
+        ("yarn", json!({"factor": 16}), "original_max_position_embeddings"),
+        (
+            "yarn",
+            json!({"factor": 16, "original_max_position_embeddings": 64, "gamma": 1}),
+            "gamma",
+        ),
+        (
+            "yarn",
+            json!({"factor": "four", "original_max_position_embeddings": 64}),
+            "factor",
+        ),
+        ("llama_4_scaling", json!({"beta": 0.1}), "llama_4_scaling"),
         ("use_biases", json!(true), "use_biases"),
         ("causal", json!(false), "causal"),
         ("moe", json!({"num_experts": 8}), "num_experts_per_tok"),
@@ -82,6 +102,36 @@ fn what_is_not_read_is_refused_by_its_name() {
             "{key}: {refusal}"
         );
     }
+}
+
+#[test]
+fn yarn_is_read_by_mistral_s_names() {
+    let yarn = |value: Value| {
+        let folder = folder_with(|params| params["yarn"] = value);
+        let model = open(folder.path()).expect("opens");
+        let RopeScaling::Yarn(yarn) = model.description.ropes[0].scaling.clone() else {
+            panic!("no YaRN: {:?}", model.description.ropes[0].scaling);
+        };
+        yarn
+    };
+    let whole = json!({"factor": 16, "original_max_position_embeddings": 64, "beta": 8, "alpha": 0.5,
+        "apply_scale": false});
+    let want = YarnScaling {
+        factor: 16.0,
+        beta_fast: 8.0,
+        beta_slow: 0.5,
+        original_max_position_embeddings: 64,
+        attention_factor: 1.0,
+        truncate: true,
+    };
+    assert_eq!(yarn(whole), want);
+    // What is left out is the default of the paper, with cosines and sines scaled by 0.1 ln(factor) + 1.
+    let short = yarn(json!({"factor": 16, "original_max_position_embeddings": 64}));
+    assert_eq!((short.beta_fast, short.beta_slow), (32.0, 1.0));
+    assert!((short.attention_factor - (0.1 * 16f64.ln() + 1.0)).abs() < 1e-12);
+    let none = folder_with(|params| params["yarn"] = json!(null));
+    let model = open(none.path()).expect("opens");
+    assert_eq!(model.description.ropes[0].scaling, RopeScaling::None);
 }
 
 #[test]

@@ -41,6 +41,11 @@ fn given(name: Option<&String>) -> Option<&str> {
 /// The name of the format that a model's response template describes.
 const BY_TEMPLATE: &str = "hf";
 
+/// Whether a name means that format; `beam` is vLLM's name for models whose grammars come from it, too.
+fn is_by_template(name: &str) -> bool {
+    [BY_TEMPLATE, "beam"].contains(&name)
+}
+
 fn wrong(option: &'static str) -> impl Fn(TextError) -> ServerError {
     move |error: TextError| ServerError::Option {
         option,
@@ -53,7 +58,7 @@ fn wrong(option: &'static str) -> impl Fn(TextError) -> ServerError {
 /// # Errors
 /// An unknown name, with the known ones; a response template together with another format.
 pub fn check(calls: Option<&str>, reasoning: Option<&str>) -> Result<(), ServerError> {
-    let other = |name: &&str| *name != BY_TEMPLATE;
+    let other = |name: &&str| !is_by_template(name);
     if let (Some(calls), Some(reasoning)) = (calls, reasoning)
         && other(&calls) != other(&reasoning)
     {
@@ -81,10 +86,10 @@ pub fn format(
 ) -> Result<AnswerFormat, ServerError> {
     check(calls, reasoning)?;
     let option = match calls {
-        Some(BY_TEMPLATE) => "--tool-call-parser",
+        Some(calls) if is_by_template(calls) => "--tool-call-parser",
         _ => "--reasoning-parser",
     };
-    if ![calls, reasoning].contains(&Some(BY_TEMPLATE)) {
+    if ![calls, reasoning].into_iter().flatten().any(is_by_template) {
         return AnswerFormat::new(calls, reasoning).map_err(wrong(option));
     }
     let template = template.ok_or_else(|| ServerError::Option {
@@ -157,7 +162,7 @@ impl ParserArgs {
         let named = given(self.tool_call_parser.as_ref());
         let reasoning = given(self.reasoning_parser.as_ref());
         // A response template goes with no other format.
-        let by_response = [named, reasoning].iter().flatten().all(|&name| name == BY_TEMPLATE);
+        let by_response = [named, reasoning].iter().flatten().all(|&name| is_by_template(name));
         let (proposed, proposed_reasoning) = templates.propose(by_response);
         let calls = match (self.enable_auto_tool_choice, named, proposed) {
             (true, Some(named), _) => Some(named),
@@ -251,6 +256,7 @@ mod tests {
             (None, Some("qwen3"), own, "hermes"),
             (Some("mistral"), None, own, "mistral"),
             (Some("hf"), None, own, "hf"),
+            (Some("beam"), None, own, "beam"),
             (None, None, no_calls, "hermes"),
             (None, None, bad, "hermes"),
         ] {
@@ -267,6 +273,8 @@ mod tests {
         }
         let by_template = format(Some("hf"), Some("hf"), Some(own)).expect("usable");
         assert_eq!((by_template.tools(), by_template.reasoning()), (Some("hf"), Some("hf")));
+        let beam = format(Some("beam"), Some("beam"), Some(own)).expect("usable");
+        assert!(beam.is_by_template() && beam.tools().is_some() && beam.reasoning().is_some());
         for (calls, reasoning, response, expected) in [
             (
                 Some("hf"),
@@ -277,6 +285,8 @@ mod tests {
             (None, Some("hf"), Some(bad), "a negative lookahead is not supported"),
             (Some("hf"), Some("hf"), Some(no_calls), "no field tool_calls"),
             (Some("hf"), Some("qwen3"), Some(own), "name hf for both"),
+            (Some("beam"), None, None, "hf needs a response_template"),
+            (Some("beam"), Some("qwen3"), Some(own), "name hf for both"),
         ] {
             let error = format(calls, reasoning, response).expect_err("refused").to_string();
             assert!(error.contains(expected), "{error}");

@@ -34,7 +34,8 @@ pub struct Parsers {
 impl Parsers {
     /// Reads answers in `format`; a format of tool calls in it means that calls are served.
     pub fn new(format: &AnswerFormat, tokenizer: &Tokenizer) -> Self {
-        let markers = Arc::new(MarkerTokens::new(format, tokenizer));
+        let format = format.clone().for_tokenizer(tokenizer);
+        let markers = Arc::new(MarkerTokens::new(&format, tokenizer));
         let way = |format: AnswerFormat| {
             let reads = |id: &u32| {
                 let text = tokenizer.is_special(*id).then(|| tokenizer.token_bytes(*id).ok());
@@ -49,12 +50,13 @@ impl Parsers {
             })
         };
         let without_calls = format.reasoning().map(|_| way(format.clone().without_tools()));
-        // Harmony writes its calls with headers of their own, which no forced call has; so may a response template.
+        // Messages have headers of their own, which no forced call has; so may a response template.
         // Where reasoning stays in the text, text before a call could not be told from it.
         let forced = format
             .reasoning()
-            .filter(|_| !format.is_harmony() && !format.is_by_template() && !format.keeps_reasoning());
+            .filter(|_| !format.has_messages() && !format.is_by_template() && !format.keeps_reasoning());
         let forced = AnswerFormat::new(Some(FORCED), forced).ok().map(|format| {
+            let format = format.for_tokenizer(tokenizer);
             Arc::new(AnswerWay {
                 // All behind reasoning is calls, so that no other special token says anything.
                 special_tokens: match format.reasoning() {

@@ -7,8 +7,8 @@ use crate::error::{ModelError, Result, near_names};
 use crate::safetensors::SafetensorsFiles;
 
 /// What the scale of `x.weight` is called: `x.` and one of these. In spite of its name the second one, too, is what
-/// codes are multiplied by.
-const NAMES: [&str; 2] = ["weight_scale", "weight_scale_inv"];
+/// codes are multiplied by. The third is Mistral's own.
+const NAMES: [&str; 3] = ["weight_scale", "weight_scale_inv", "qscale_weight"];
 
 /// The scales of the matrix `name` with `num_rows` rows: one, or one a row.
 ///

@@ -2,6 +2,8 @@
 
 use serde::de::IgnoredAny;
 
+use super::newlines::Newlines;
+
 /// A part of an answer. Parts of one kind that follow each other belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerEvent {
@@ -53,9 +55,19 @@ pub(super) struct Sink {
     calls: usize,
     /// Whether there was any event.
     any: bool,
+    /// What makes line breaks of a backslash and a letter, in text and in reasoning.
+    newlines: Option<Box<[Newlines; 2]>>,
 }
 
 impl Sink {
+    /// A sink that makes line breaks of a backslash and a letter.
+    pub(super) fn with_newlines() -> Self {
+        Self {
+            newlines: Some(Box::default()),
+            ..Self::default()
+        }
+    }
+
     /// Hands over the events so far.
     pub(super) fn take(&mut self, out: &mut Vec<AnswerEvent>) {
         out.append(&mut self.events);
@@ -63,6 +75,16 @@ impl Sink {
 
     /// Text for the reader.
     pub(super) fn text(&mut self, text: &str) {
+        match &mut self.newlines {
+            Some(newlines) => {
+                let text = newlines[0].push(text);
+                self.plain_text(&text);
+            }
+            None => self.plain_text(text),
+        }
+    }
+
+    fn plain_text(&mut self, text: &str) {
         if let Some(shown) = self.shown(text) {
             match self.events.last_mut() {
                 Some(AnswerEvent::Text(last)) => last.push_str(&shown),
@@ -73,6 +95,26 @@ impl Sink {
 
     /// A thought.
     pub(super) fn reasoning(&mut self, text: &str) {
+        match &mut self.newlines {
+            Some(newlines) => {
+                let text = newlines[1].push(text);
+                self.plain_reasoning(&text);
+            }
+            None => self.plain_reasoning(text),
+        }
+    }
+
+    /// Shows what may have been a part of a line break.
+    fn end_newlines(&mut self) {
+        if let Some(newlines) = &mut self.newlines {
+            let [text, reasoning] = &mut **newlines;
+            let (text, reasoning) = (text.end(), reasoning.end());
+            self.plain_text(&text);
+            self.plain_reasoning(&reasoning);
+        }
+    }
+
+    fn plain_reasoning(&mut self, text: &str) {
         if let Some(shown) = self.shown(text) {
             match self.events.last_mut() {
                 Some(AnswerEvent::Reasoning(last)) => last.push_str(&shown),
@@ -83,12 +125,14 @@ impl Sink {
 
     /// A new text or reasoning begins.
     pub(super) fn turn(&mut self) {
+        self.end_newlines();
         self.visible = false;
         self.blank.clear();
     }
 
     /// The answer is over: an answer of nothing but white space is that.
     pub(super) fn end(&mut self) {
+        self.end_newlines();
         if !self.any && !self.blank.is_empty() {
             let blank = std::mem::take(&mut self.blank);
             self.events.push(AnswerEvent::Text(blank));

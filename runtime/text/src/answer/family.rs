@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use super::call::Flow;
+use super::element_calls::{ElementCallReader, ElementCalls};
 use super::event::Sink;
 use super::input::{Input, Read};
 use super::json_calls::{JsonCallReader, JsonCalls, Listing};
 use super::literal_calls::{LiteralCallReader, LiteralCalls};
+use super::messages::Messages;
 use super::named_calls::{NamedCallReader, NamedCalls};
 use super::python_calls::{PythonCallReader, PythonCalls};
 use super::types::ToolTypes;
@@ -26,8 +28,12 @@ pub(super) enum Family {
     Literal(LiteralCalls),
     /// Python.
     Python(PythonCalls),
+    /// Elements with the parameters' names.
+    Elements(ElementCalls),
     /// Messages with headers, which are not only calls.
     Harmony,
+    /// The same, and how calls are written in them.
+    Messages(&'static Messages, &'static Family),
 }
 
 /// Reads one group of calls.
@@ -38,6 +44,7 @@ pub(super) enum Reader {
     Xml(Box<XmlCallReader>),
     Literal(Box<LiteralCallReader>),
     Python(Box<PythonCallReader>),
+    Elements(Box<ElementCallReader>),
 }
 
 impl Family {
@@ -49,7 +56,8 @@ impl Family {
             Self::Xml(format) => format.open,
             Self::Literal(format) => format.open,
             Self::Python(format) => format.open,
-            Self::Harmony => &[],
+            Self::Elements(format) => format.open,
+            Self::Harmony | Self::Messages(..) => &[],
         }
     }
 
@@ -77,12 +85,15 @@ impl Family {
                     format.value_end,
                 ]);
                 markers.extend(format.value);
+                markers.extend(format.kind.into_iter().flat_map(|(open, close)| [open, close]));
                 markers.extend(format.section.map(|(_, close)| close));
                 markers
             }
             Self::Literal(format) => [format.open, &[format.close, format.quote]].concat(),
             Self::Python(format) => [format.open, format.close].concat(),
+            Self::Elements(format) => [format.open, &[format.section.1, format.call, format.close]].concat(),
             Self::Harmony => super::harmony::MARKERS.to_vec(),
+            Self::Messages(messages, calls) => [messages.markers(), calls.markers()].concat(),
         }
     }
 
@@ -107,7 +118,8 @@ impl Family {
             Self::Xml(format) => Reader::Xml(Box::new(XmlCallReader::new(format, marker, types))),
             Self::Literal(format) => Reader::Literal(Box::new(LiteralCallReader::new(format, types))),
             Self::Python(format) => Reader::Python(Box::new(PythonCallReader::new(format, marker))),
-            Self::Harmony => return None,
+            Self::Elements(format) => Reader::Elements(Box::new(ElementCallReader::new(format, types))),
+            Self::Harmony | Self::Messages(..) => return None,
         })
     }
 }
@@ -124,6 +136,7 @@ impl Reader {
             Self::Xml(reader) => reader.step(input, sink),
             Self::Literal(reader) => reader.step(input, sink),
             Self::Python(reader) => reader.step(input, sink),
+            Self::Elements(reader) => reader.step(input, sink),
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Formats of tool calls, as data, by vLLM's names.
 
+use super::element_calls::ElementCalls;
 use super::family::Family;
 use super::json_calls::{JsonCalls, Listing};
 use super::literal_calls::LiteralCalls;
+use super::messages::{Kind, Messages, Recipients};
 use super::named_calls::NamedCalls;
 use super::python_calls::PythonCalls;
 use super::types::Types;
-use super::xml_calls::{Attributes, Trim, XmlCalls};
+use super::xml_calls::{Attributes, Trim, Typing, XmlCalls};
 
 /// How a model writes that it calls a function.
 #[derive(Debug)]
@@ -15,6 +17,8 @@ pub(super) struct ToolFormat {
     pub(super) family: Family,
     /// Markers around the text of an answer, which are no part of it.
     pub(super) around_text: &'static [&'static str],
+    /// Whether a tokenizer may add a suffix to its markers.
+    pub(super) may_have_suffix: bool,
 }
 
 const TAGGED: JsonCalls = JsonCalls {
@@ -103,6 +107,11 @@ const QWEN3: XmlCalls = XmlCalls {
     trim: Trim::LineBreak,
     untyped: Types::STRING,
     skip: &[],
+    kind: None,
+    json: None,
+    typing: Typing::Schema,
+    doubled: false,
+    breaks: &[],
 };
 
 const SEED_OSS: XmlCalls = XmlCalls {
@@ -136,6 +145,104 @@ const HY_V3: XmlCalls = XmlCalls {
     open: &["<tool_calls>", "<tool_call>"],
     name_end: &["<tool_sep>"],
     ..GLM
+};
+
+const HY_V4: XmlCalls = XmlCalls {
+    name_end: GLM.name_end,
+    ..HY_V3
+};
+
+const K2_HORIZON: XmlCalls = XmlCalls {
+    section: Some(("<ifm|tool_calls>", "</ifm|tool_calls>")),
+    open: &["<ifm|tool_calls>", "<ifm|tool_call>"],
+    call: "<ifm|tool_call>",
+    name_end: &["\n", "<ifm|arg_key>", "</ifm|tool_call>"],
+    close: "</ifm|tool_call>",
+    parameter: "<ifm|arg_key>",
+    key_end: "</ifm|arg_key>",
+    kind: Some(("<ifm|arg_type>", "</ifm|arg_type>")),
+    value: Some("<ifm|arg_value>"),
+    value_end: "</ifm|arg_value>",
+    json: Some(&K2_HORIZON_JSON),
+    ..GLM
+};
+
+/// What ends calls of K2 Horizon that are JSON; the markers that begin are those of the tags.
+static K2_HORIZON_JSON: JsonCalls = JsonCalls {
+    open: &["<ifm|tool_call>", "</ifm|tool_calls>"],
+    close: &["</ifm|tool_call>"],
+    arguments: &["arguments"],
+    ..TAGGED
+};
+
+const MINIMAX_M3: ElementCalls = ElementCalls {
+    prefix: "]<]minimax[>[",
+    section: ("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
+    open: &["]<]minimax[>[<tool_call>"],
+    call: "]<]minimax[>[<invoke",
+    close: "]<]minimax[>[</invoke>",
+};
+
+static INKLING_CALLS: Family = Family::Json(JsonCalls {
+    open: &["<|content_invoke_tool_json|>"],
+    close: &["<|end_message|>", "<|content_model_end_sampling|>"],
+    arguments: &["args", "arguments", "parameters"],
+    ..TAGGED
+});
+
+pub(super) static INKLING_MESSAGES: Messages = Messages {
+    start: "<|message_model|>",
+    bodies: &[
+        ("<|content_text|>", Kind::Text),
+        ("<|content_thinking|>", Kind::Reasoning),
+        ("<|content_invoke_tool_json|>", Kind::Call),
+        ("<|content_invoke_tool_text|>", Kind::Text),
+        ("<|content_tool_error|>", Kind::Text),
+    ],
+    ends: &["<|end_message|>", "<|content_model_end_sampling|>"],
+    recipients: None,
+};
+
+const MUSE: XmlCalls = XmlCalls {
+    section: Some(("<atem:function_calls>", "</atem:function_calls>")),
+    open: &["<atem:function_calls>", "<atem:invoke"],
+    call: "<atem:invoke",
+    close: "</atem:invoke>",
+    parameter: "<atem:parameter",
+    value_end: "</atem:parameter>",
+    typing: Typing::Strings,
+    doubled: true,
+    breaks: &["<|eom|>", "<|eot|>", "<|start|>"],
+    ..MINIMAX_M2
+};
+
+static MUSE_CALLS: Family = Family::Xml(MUSE);
+
+static MUSE_GLIMMER_CALLS: Family = Family::Xml(XmlCalls {
+    typing: Typing::Json,
+    ..MUSE
+});
+
+pub(super) static MUSE_MESSAGES: Messages = Messages {
+    start: "<|start|>",
+    bodies: &[("<|message|>", Kind::Addressed)],
+    ends: &["<|eom|>", "<|eot|>"],
+    recipients: Some(&Recipients {
+        before: "to=",
+        thoughts: &["", "self"],
+        text: &["user", "commentary"],
+        dropped: &["developer"],
+    }),
+};
+
+pub(super) static MUSE_GLIMMER_MESSAGES: Messages = Messages {
+    recipients: Some(&Recipients {
+        before: "to=",
+        thoughts: &["self"],
+        text: &["", "user"],
+        dropped: &[],
+    }),
+    ..MUSE_MESSAGES
 };
 
 const MINIMAX_M2: XmlCalls = XmlCalls {
@@ -276,6 +383,7 @@ const fn format(name: &'static str, family: Family) -> ToolFormat {
         name,
         family,
         around_text: &[],
+        may_have_suffix: false,
     }
 }
 
@@ -346,7 +454,15 @@ static FORMATS: &[ToolFormat] = &[
             ..LISTED
         }),
     ),
-    format("hy_v3", Family::Xml(HY_V3)),
+    ToolFormat {
+        may_have_suffix: true,
+        ..format("hy_v3", Family::Xml(HY_V3))
+    },
+    ToolFormat {
+        may_have_suffix: true,
+        ..format("hy_v4", Family::Xml(HY_V4))
+    },
+    format("inkling", Family::Messages(&INKLING_MESSAGES, &INKLING_CALLS)),
     format(
         "internlm",
         Family::Json(JsonCalls {
@@ -363,6 +479,7 @@ static FORMATS: &[ToolFormat] = &[
             ..LISTED
         }),
     ),
+    format("k2_horizon", Family::Xml(K2_HORIZON)),
     format("kimi_k2", Family::Named(KIMI_K2)),
     ToolFormat {
         around_text: KIMI_K3_TEXT,
@@ -399,7 +516,14 @@ static FORMATS: &[ToolFormat] = &[
     format("mimo", Family::Xml(QWEN3)),
     format("minicpm5", Family::Xml(MINICPM5)),
     format("minimax_m2", Family::Xml(MINIMAX_M2)),
+    format("minimax_m3", Family::Elements(MINIMAX_M3)),
     format("mistral", Family::Named(MISTRAL)),
+    format("muse", Family::Messages(&MUSE_MESSAGES, &MUSE_CALLS)),
+    format(
+        "muse_glimmer",
+        Family::Messages(&MUSE_GLIMMER_MESSAGES, &MUSE_GLIMMER_CALLS),
+    ),
+    format("musespark1x", Family::Messages(&MUSE_MESSAGES, &MUSE_CALLS)),
     format(
         "olmo3",
         Family::Python(PythonCalls {
@@ -453,5 +577,10 @@ impl ToolFormat {
     /// Its name, which is vLLM's.
     pub(super) fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// The same for another family of markers.
+    pub(super) fn with_family(&self, family: Family) -> Self {
+        Self { family, ..*self }
     }
 }

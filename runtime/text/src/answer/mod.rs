@@ -5,6 +5,7 @@
 
 mod arguments;
 mod call;
+mod element_calls;
 mod event;
 mod family;
 mod formats;
@@ -14,10 +15,13 @@ mod input;
 mod json_calls;
 mod json_span;
 mod literal_calls;
+mod messages;
 mod named_calls;
+mod newlines;
 mod propose;
 mod python_calls;
 mod reasoning;
+mod suffix;
 mod types;
 mod xml_calls;
 
@@ -30,7 +34,7 @@ pub use propose::propose_formats;
 pub use reasoning::{ReasoningPhase, reasoning_formats};
 pub use types::ToolTypes;
 
-use crate::{Result, TextError};
+use crate::{Result, TextError, Tokenizer};
 
 use call::Flow;
 use event::Sink;
@@ -39,6 +43,7 @@ use formats::{ToolFormat, tool_format};
 use harmony::HarmonyReader;
 use hf::TemplateReader;
 use input::{Input, Read, Stop};
+use messages::{MessageReader, Messages};
 use reasoning::{ReasoningFormat, reasoning_format};
 
 /// How a model's answers are to be read: a format of tool calls, one of reasoning, both or none. What has no format is
@@ -68,6 +73,7 @@ impl AnswerFormat {
     pub fn new(tools: Option<&str>, reasoning: Option<&str>) -> Result<Self> {
         let unknown = |kind, name: &str, mut known: Vec<&str>| {
             known.push(hf::NAME);
+            known.extend(hf::ALIASES);
             TextError::UnknownParser {
                 kind,
                 name: name.to_owned(),
@@ -116,6 +122,32 @@ impl AnswerFormat {
         })
     }
 
+    /// The same with the markers that a model's tokenizer has: some add a suffix to each, such as `:opensource`.
+    #[must_use]
+    pub fn for_tokenizer(self, tokenizer: &Tokenizer) -> Self {
+        let may = self.tools.is_some_and(|format| format.may_have_suffix)
+            || self.reasoning.is_some_and(|format| format.may_have_suffix);
+        match may.then(|| suffix::suffix_of(tokenizer)).flatten() {
+            Some(suffix) => self.with_marker_suffix(&suffix),
+            None => self,
+        }
+    }
+
+    /// The same with this suffix in the markers of the formats that may have one, `:opensource` for example. Formats
+    /// are kept for good, one for each suffix.
+    #[must_use]
+    pub fn with_marker_suffix(mut self, suffix: &str) -> Self {
+        self.tools = self.tools.map(|format| match format.may_have_suffix {
+            true => suffix::tools(format, suffix),
+            false => format,
+        });
+        self.reasoning = self.reasoning.map(|format| match format.may_have_suffix {
+            true => suffix::reasoning(format, suffix),
+            false => format,
+        });
+        self
+    }
+
     /// The same for a request without tools, where calls are text.
     #[must_use]
     pub fn without_tools(mut self) -> Self {
@@ -152,8 +184,8 @@ impl AnswerFormat {
         self.reasoning.map(ReasoningFormat::name).or(by_template)
     }
 
-    /// The markers that begin reasoning, and those that end it. Harmony has none: its headers say it. Nor do patterns
-    /// of a response template.
+    /// The markers that begin reasoning, and those that end it. Messages have none: their headers say it. Nor do
+    /// patterns of a response template.
     pub fn reasoning_markers(&self) -> (Vec<String>, Vec<String>) {
         let owned = |markers: &[&str]| markers.iter().map(|&marker| marker.to_owned()).collect();
         if let Some(by) = self.template.as_ref().filter(|by| by.reasoning) {
@@ -161,6 +193,7 @@ impl AnswerFormat {
             return (open.to_vec(), close.to_vec());
         }
         self.reasoning
+            .filter(|format| format.messages.is_none())
             .map_or_else(Default::default, |format| (owned(format.open), owned(format.close)))
     }
 
@@ -170,9 +203,21 @@ impl AnswerFormat {
     }
 
     /// Whether each message of an answer says what it is.
-    pub fn is_harmony(&self) -> bool {
+    pub fn has_messages(&self) -> bool {
+        self.is_harmony() || self.messages().is_some()
+    }
+
+    fn is_harmony(&self) -> bool {
         self.reasoning.is_some_and(|reasoning| reasoning.harmony)
             || self.tools.is_some_and(|tools| matches!(tools.family, Family::Harmony))
+    }
+
+    /// How messages are marked, and how calls are written in them.
+    fn messages(&self) -> Option<(&'static Messages, Option<&'static Family>)> {
+        match self.tools.map(|tools| &tools.family) {
+            Some(&Family::Messages(messages, calls)) => Some((messages, Some(calls))),
+            _ => Some((self.reasoning?.messages?, None)),
+        }
     }
 
     /// Whether the parser has to see the special token `text`: it is a marker or a part of one. The text of other
@@ -183,6 +228,8 @@ impl AnswerFormat {
         if let Some(format) = self.reasoning {
             markers.extend(format.open.iter().chain(format.close));
             markers.extend(if format.harmony { harmony::MARKERS } else { &[] });
+            markers.extend(format.skip);
+            markers.extend(format.messages.map_or_else(Vec::new, Messages::markers));
         }
         let by_template = self.template.as_ref().is_some_and(|by| by.template.may_hold(text));
         !text.is_empty() && (by_template || markers.iter().any(|marker| marker.contains(text)))
@@ -255,6 +302,8 @@ enum At {
     },
     /// In an answer of which each message says what it is.
     Harmony(HarmonyReader),
+    /// The same in a form of another family.
+    Messages(Box<MessageReader>),
     /// In an answer that a response template describes.
     Template(Box<TemplateReader>),
 }
@@ -308,12 +357,20 @@ impl AnswerParser {
             parser.at = At::Template(Box::new(reader));
         } else if format.is_harmony() {
             parser.at = At::Harmony(HarmonyReader::new(format.tools.is_some()));
+        } else if let Some((messages, calls)) = format.messages() {
+            let reader = MessageReader::new(messages, calls, types, in_reasoning == Some(true));
+            parser.at = At::Messages(Box::new(reader));
         } else if let Some(reasoning) = format.reasoning {
+            if reasoning.escaped_newlines {
+                parser.sink = Sink::with_newlines();
+            }
+            parser.in_text = parser.in_text.with(reasoning.skip, Sign::Nothing);
             parser.at_start = calls
                 .clone()
                 .with(reasoning.open, Sign::Think)
                 .with(reasoning.close, Sign::EndThink)
-                .with(around_text, Sign::Nothing);
+                .with(around_text, Sign::Nothing)
+                .with(reasoning.skip, Sign::Nothing);
             if reasoning.anywhere {
                 parser.in_text = parser.in_text.with(reasoning.open, Sign::Think);
             }
@@ -322,7 +379,10 @@ impl AnswerParser {
             } else {
                 Signs::default()
             };
-            parser.in_reasoning = parser.in_reasoning.with(reasoning.close, Sign::EndThink);
+            parser.in_reasoning = parser
+                .in_reasoning
+                .with(reasoning.close, Sign::EndThink)
+                .with(reasoning.skip, Sign::Nothing);
             if in_reasoning.unwrap_or(reasoning.first) {
                 parser.begin_reasoning(reasoning.open[0]);
             }
@@ -377,6 +437,7 @@ impl AnswerParser {
                 in_reasoning, before, ..
             } => *in_reasoning && self.sink.num_calls() == *before,
             At::Harmony(reader) => reader.in_reasoning(),
+            At::Messages(reader) => reader.in_reasoning(),
             At::Template(reader) => reader.phase() == ReasoningPhase::Open,
             At::Start { .. } | At::Text => false,
         }
@@ -389,6 +450,7 @@ impl AnswerParser {
             _ if self.format.reasoning.is_none() => ReasoningPhase::Over,
             At::Start { after_reasoning: false } => ReasoningPhase::MayBegin,
             At::Harmony(reader) if !reader.is_in_answer() => ReasoningPhase::Open,
+            At::Messages(reader) if !reader.is_in_answer() => ReasoningPhase::Open,
             _ if self.in_reasoning() => ReasoningPhase::Open,
             _ => ReasoningPhase::Over,
         }
@@ -438,6 +500,7 @@ impl AnswerParser {
                 }
                 other => other,
             },
+            At::Messages(ref mut reader) => reader.step(&mut self.input, &mut self.sink),
             At::Template(ref mut reader) => reader.step(&mut self.input, &mut self.sink),
             At::Calls { ref mut reader, .. } => {
                 match reader.step(&mut self.input, &mut self.sink) {
@@ -469,7 +532,7 @@ impl AnswerParser {
                 self.input.release();
             } else if sign != Sign::EndThink {
                 self.follow(sign, marker, false);
-            } else if after_reasoning {
+            } else if after_reasoning || self.format.reasoning.is_some_and(|reasoning| reasoning.drops_close) {
                 self.input.release();
             } else {
                 self.at = At::Text;
@@ -553,6 +616,9 @@ impl AnswerParser {
 
     /// Text since the mark says nothing but itself.
     fn hand_back(&mut self) {
+        if let At::Messages(reader) = &self.at {
+            return reader.finish(&mut self.input, &mut self.sink);
+        }
         let held = self.input.take_held();
         // A message of harmony that is none is text.
         if self.in_reasoning() && !matches!(self.at, At::Harmony(_)) {

@@ -11,6 +11,11 @@ const TOOLS: &[(&[&str], &str)] = &[
     (&["<｜tool_calls_begin｜>"], "step3"),
     (&["<|tool_calls_section_begin|>"], "kimi_k2"),
     (&["<minimax:tool_call>"], "minimax_m2"),
+    (&["]<]minimax[>["], "minimax_m3"),
+    (&["<atem:function_calls>", "commentary"], "muse"),
+    (&["<atem:function_calls>"], "muse_glimmer"),
+    (&["<|content_invoke_tool_json|>"], "inkling"),
+    (&["<ifm|tool_call>"], "k2_horizon"),
     (&["<dots_function_call>"], "dots"),
     (&["<seed:tool_call>"], "seed_oss"),
     (&["<|START_ACTION|>", "<|START_TEXT|>"], "cohere_command4"),
@@ -22,6 +27,7 @@ const TOOLS: &[(&[&str], &str)] = &[
     (&["'function call'", "<|role_sep|>"], "gigachat3"),
     (&["<|function_call|>"], "gigachat3"),
     (&["<tool_sep>", "<arg_key>", "<arg_value>"], "hy_v3"),
+    (&["<tool_calls>", "<arg_key>", "<arg_value>"], "hy_v4"),
     (&["<arg_key>", "<arg_value>"], "glm45"),
     (&["<function name=", "<param name="], "minicpm5"),
     (&["<function=", "<parameter="], "qwen3_coder"),
@@ -45,6 +51,11 @@ const TOOLS: &[(&[&str], &str)] = &[
 /// The same for reasoning. Where a format of tool calls is named, it has to be the one that was found.
 const REASONING: &[(&[&str], Option<&str>, &str)] = &[
     (&["<|channel|>", "<|message|>", "analysis"], None, "openai_gptoss"),
+    (&["<mm:think>"], None, "minimax_m3"),
+    (&["to=self"], Some("muse"), "muse"),
+    (&["to=self"], Some("muse_glimmer"), "muse_glimmer"),
+    (&["<|content_thinking|>"], None, "inkling"),
+    (&["<ifm|think"], None, "k2_horizon"),
     (&["[THINK]"], None, "mistral"),
     (&["<|channel>", "<channel|>"], None, "gemma4"),
     (&["<seed:think>"], None, "seed_oss"),
@@ -55,6 +66,7 @@ const REASONING: &[(&[&str], Option<&str>, &str)] = &[
     (&["Here is my thought process"], None, "granite"),
     (&["<think>\n", "<answer>\n"], None, "hunyuan_a13b"),
     (&["</think>"], Some("hy_v3"), "hy_v3"),
+    (&["</think>"], Some("hy_v4"), "hy_v4"),
     (&["</think>"], Some("kimi_k2"), "kimi_k2"),
     (&["</think>"], Some("minimax_m2"), "minimax_m2"),
     (&["</think>"], Some("glm45"), "glm45"),
@@ -67,9 +79,6 @@ const REASONING: &[(&[&str], Option<&str>, &str)] = &[
     (&["</think>"], None, "qwen3"),
 ];
 
-/// Markers of formats that are not read here, whose templates have markers of other formats, too.
-const NOT_READ: &[&str] = &["]<]minimax[>[", "<atem:function_calls>"];
-
 /// The names of the formats of tool calls and of reasoning that fit a chat template; `None` where its source has no
 /// markers of one.
 pub fn propose_formats(template: &str) -> (Option<&'static str>, Option<&'static str>) {
@@ -77,7 +86,6 @@ pub fn propose_formats(template: &str) -> (Option<&'static str>, Option<&'static
     let tools = TOOLS
         .iter()
         .find(|(markers, _)| template.contains("tool") && has(markers))
-        .filter(|_| !NOT_READ.iter().any(|marker| template.contains(marker)))
         .map(|&(_, name)| name);
     let reasoning = REASONING
         .iter()

@@ -1,5 +1,8 @@
 //! Formats of reasoning, as data: the markers around it, and where it may stand.
 
+use super::formats::{INKLING_MESSAGES, MUSE_GLIMMER_MESSAGES, MUSE_MESSAGES};
+use super::messages::Messages;
+
 /// How a model marks what it thinks before it answers.
 #[derive(Debug)]
 pub(super) struct ReasoningFormat {
@@ -18,8 +21,18 @@ pub(super) struct ReasoningFormat {
     pub(super) keep: bool,
     /// Whether each message of an answer says what it is; markers say nothing then.
     pub(super) harmony: bool,
+    /// The same for answers that are messages of another form.
+    pub(super) messages: Option<&'static Messages>,
     /// Markers around the text of an answer, which are no part of it.
     pub(super) around_text: &'static [&'static str],
+    /// Markers within text and reasoning that say nothing.
+    pub(super) skip: &'static [&'static str],
+    /// Whether a closing marker at the start of an answer says nothing.
+    pub(super) drops_close: bool,
+    /// Whether line breaks may be written as a backslash and a letter.
+    pub(super) escaped_newlines: bool,
+    /// Whether a tokenizer may add a suffix to its markers.
+    pub(super) may_have_suffix: bool,
 }
 
 const THINK: ReasoningFormat = ReasoningFormat {
@@ -31,12 +44,23 @@ const THINK: ReasoningFormat = ReasoningFormat {
     ends_at_call: true,
     keep: false,
     harmony: false,
+    messages: None,
     around_text: &[],
+    skip: &[],
+    drops_close: false,
+    escaped_newlines: false,
+    may_have_suffix: false,
 };
 
 const COHERE: ReasoningFormat = ReasoningFormat {
     open: &["<|START_THINKING|>"],
     close: &["<|END_THINKING|>"],
+    ..THINK
+};
+
+const MUSE: ReasoningFormat = ReasoningFormat {
+    open: &["to=self<|message|>"],
+    close: &[],
     ..THINK
 };
 
@@ -116,6 +140,27 @@ static FORMATS: &[ReasoningFormat] = &[
     ReasoningFormat {
         name: "hy_v3",
         ends_at_call: false,
+        may_have_suffix: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "hy_v4",
+        ends_at_call: false,
+        may_have_suffix: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "inkling",
+        open: &["<|content_thinking|>"],
+        close: &[],
+        messages: Some(&INKLING_MESSAGES),
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "k2_horizon",
+        open: &["<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"],
+        close: &["</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"],
+        first: true,
         ..THINK
     },
     ReasoningFormat {
@@ -137,6 +182,22 @@ static FORMATS: &[ReasoningFormat] = &[
     },
     ReasoningFormat { name: "mimo", ..THINK },
     ReasoningFormat {
+        name: "minicpmv",
+        skip: &[
+            "<|im_end|>",
+            "<reserved_12>",
+            "<reserved_13>",
+            "<reserved_14>",
+            "<reserved_15>",
+            "<|reserved_12|>",
+            "<|reserved_13|>",
+            "<|reserved_14|>",
+            "<|reserved_15|>",
+        ],
+        escaped_newlines: true,
+        ..THINK
+    },
+    ReasoningFormat {
         name: "minimax_m2",
         first: true,
         ..THINK
@@ -148,11 +209,35 @@ static FORMATS: &[ReasoningFormat] = &[
         ..THINK
     },
     ReasoningFormat {
+        name: "minimax_m3",
+        open: &["<mm:think>"],
+        close: &["</mm:think>"],
+        anywhere: true,
+        ends_at_call: false,
+        drops_close: true,
+        ..THINK
+    },
+    ReasoningFormat {
         name: "mistral",
         open: &["[THINK]", "<think>"],
         close: &["[/THINK]", "</think>"],
         anywhere: true,
         ..THINK
+    },
+    ReasoningFormat {
+        name: "muse",
+        messages: Some(&MUSE_MESSAGES),
+        ..MUSE
+    },
+    ReasoningFormat {
+        name: "muse_glimmer",
+        messages: Some(&MUSE_GLIMMER_MESSAGES),
+        ..MUSE
+    },
+    ReasoningFormat {
+        name: "musespark1x",
+        messages: Some(&MUSE_MESSAGES),
+        ..MUSE
     },
     ReasoningFormat {
         name: "nemotron_v3",

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Depth to which `anyOf`, `oneOf` and `allOf` are followed.
 const MAX_DEPTH: usize = 16;
@@ -13,7 +13,15 @@ const MAX_DEPTH: usize = 16;
 /// Types of the parameters of a request's functions.
 #[derive(Clone, Debug, Default)]
 pub struct ToolTypes {
-    functions: HashMap<String, HashMap<String, Types>>,
+    functions: HashMap<String, Function>,
+}
+
+/// What a tool says of its parameters.
+#[derive(Clone, Debug, Default)]
+struct Function {
+    types: HashMap<String, Types>,
+    /// Their schemas, for formats that write values as nested tags.
+    schemas: Map<String, Value>,
 }
 
 /// The types that a value may have, one bit each. None means that the schema says nothing.
@@ -40,28 +48,43 @@ impl ToolTypes {
         let mut functions = HashMap::new();
         for tool in tools {
             let function = tool.get("function").unwrap_or(tool);
-            let (Some(name), Some(properties)) = (
-                function.get("name").and_then(Value::as_str),
-                function.pointer("/parameters/properties").and_then(Value::as_object),
-            ) else {
+            let Some(name) = function.get("name").and_then(Value::as_str) else {
                 continue;
             };
-            let types = properties
+            let properties = function.pointer("/parameters/properties").and_then(Value::as_object);
+            let schemas = properties.cloned().unwrap_or_default();
+            let types = schemas
                 .iter()
-                .map(|(key, schema)| (key.clone(), Types::of(schema, 0)));
-            functions.insert(name.to_owned(), types.collect());
+                .map(|(key, schema)| (key.clone(), Types::of(schema)))
+                .collect();
+            functions.insert(name.to_owned(), Function { types, schemas });
         }
         Self { functions }
     }
 
     /// The types of one parameter; none where the tools say nothing.
     pub(super) fn of(&self, function: &str, parameter: &str) -> Option<Types> {
-        self.functions.get(function)?.get(parameter).copied()
+        self.functions.get(function)?.types.get(parameter).copied()
+    }
+
+    /// The schemas of a function's parameters; none where the tools say nothing.
+    pub(super) fn schemas(&self, function: &str) -> Option<&Map<String, Value>> {
+        Some(&self.functions.get(function)?.schemas)
+    }
+
+    /// Whether the request has this function.
+    pub(super) fn has(&self, function: &str) -> bool {
+        self.functions.contains_key(function)
     }
 }
 
 impl Types {
-    fn of(schema: &Value, depth: usize) -> Self {
+    /// The types that a schema names; a string where it names none.
+    pub(super) fn of(schema: &Value) -> Self {
+        Self::at_depth(schema, 0)
+    }
+
+    fn at_depth(schema: &Value, depth: usize) -> Self {
         let found = Self::found(schema, depth);
         if found == Self::default() { Self::STRING } else { found }
     }
@@ -89,14 +112,15 @@ impl Types {
         for key in ["anyOf", "oneOf", "allOf"] {
             for choice in schema.get(key).and_then(Value::as_array).into_iter().flatten() {
                 if depth < MAX_DEPTH {
-                    types.add(Self::of(choice, depth + 1));
+                    types.add(Self::at_depth(choice, depth + 1));
                 }
             }
         }
         types
     }
 
-    fn named(name: &str) -> Self {
+    /// The type of a name.
+    pub(super) fn named(name: &str) -> Self {
         match name.trim().to_ascii_lowercase().as_str() {
             "null" => Self::NULL,
             "integer" | "int" | "int32" | "int64" | "uint" | "uint32" | "uint64" | "long" | "short" | "unsigned" => {
@@ -116,6 +140,16 @@ impl Types {
 
     fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
+    }
+
+    /// Whether a value may be a string.
+    pub(super) fn may_be_string(self) -> bool {
+        self.has(Self::STRING)
+    }
+
+    /// The type that the model wrote beside a value, where it is one of these; otherwise these.
+    pub(super) fn narrowed(self, written: Self) -> Self {
+        if self.has(written) { written } else { self }
     }
 
     /// Whether a value is a string whatever its text is.

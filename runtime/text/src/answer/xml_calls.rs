@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::call::{Flow, is_name};
 use super::event::Sink;
 use super::input::{Input, Read, Stop};
+use super::json_calls::{JsonCallReader, JsonCalls};
 use super::types::{ToolTypes, Types, escaped, quoted};
 
 /// What is particular to a format of this family.
@@ -37,6 +38,27 @@ pub(super) struct XmlCalls {
     pub(super) untyped: Types,
     /// Markers between calls of a section that say nothing.
     pub(super) skip: &'static [&'static str],
+    /// The tags around the type of a value, which may stand before the value.
+    pub(super) kind: Option<(&'static str, &'static str)>,
+    /// What a call may be instead: JSON, told by its bracket.
+    pub(super) json: Option<&'static JsonCalls>,
+    /// What says whether a value is a string.
+    pub(super) typing: Typing,
+    /// Whether `f.f` is the request's function `f`.
+    pub(super) doubled: bool,
+    /// Markers that break a call off: the message that it stands in is over.
+    pub(super) breaks: &'static [&'static str],
+}
+
+/// What says which type a value has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Typing {
+    /// The tool's schema.
+    Schema,
+    /// The schema of a string; what is no string is whatever JSON says, otherwise a string.
+    Strings,
+    /// What JSON says, otherwise it is a string.
+    Json,
 }
 
 /// The attributes of tags that say something.
@@ -71,6 +93,8 @@ pub(super) struct XmlCallReader {
     head: String,
     function: String,
     num_parameters: usize,
+    /// The type that the model wrote before a value.
+    kind: Option<String>,
     /// What ends a value, and what comes between parameters.
     ends: Vec<&'static str>,
     value_ends: Vec<&'static str>,
@@ -88,6 +112,10 @@ enum At {
     Key,
     /// Between name and value, which have tags of their own.
     BeforeValue,
+    /// In the type of a value.
+    Kind,
+    /// In a call that is JSON.
+    Json(JsonCallReader),
     /// In a value.
     Value(Value),
 }
@@ -107,6 +135,7 @@ impl XmlCallReader {
     pub(super) fn new(format: &'static XmlCalls, marker: &str, types: &Arc<ToolTypes>) -> Self {
         let mut ends = vec![format.parameter, format.close];
         ends.extend(format.section.map(|(_, close)| close));
+        ends.extend(format.breaks);
         let mut value_ends = ends.clone();
         value_ends.push(format.value_end);
         ends.push(format.call);
@@ -121,6 +150,7 @@ impl XmlCallReader {
             head: String::new(),
             function: String::new(),
             num_parameters: 0,
+            kind: None,
             ends,
             value_ends,
         }
@@ -133,7 +163,21 @@ impl XmlCallReader {
                 let empty = *empty;
                 return self.gap(empty, input);
             }
+            At::Json(reader) => match reader.step(input, sink)? {
+                Flow::Done if self.format.section.is_some() => {
+                    input.mark();
+                    self.at = At::Gap { empty: false };
+                }
+                flow => return Ok(flow),
+            },
             At::Name => {
+                if let Some(json) = self.format.json
+                    && self.head.is_empty()
+                    && input.next_visible()? == '{'
+                {
+                    self.at = At::Json(JsonCallReader::new(json));
+                    return Ok(Flow::More);
+                }
                 if let Some(marker) = input.name(&mut self.head, self.format.name_end)? {
                     let name = self.name(|attributes| attributes.function).ok_or(Stop::Fail)?;
                     if !is_name(&name) {
@@ -142,6 +186,17 @@ impl XmlCallReader {
                     if marker == self.format.name_end[0] {
                         input.take(marker.len());
                     }
+                    let name = match name.split_once('.') {
+                        Some((head, tail))
+                            if self.format.doubled
+                                && head == tail
+                                && self.types.has(head)
+                                && !self.types.has(&name) =>
+                        {
+                            head.to_owned()
+                        }
+                        _ => name,
+                    };
                     input.release();
                     sink.call_start(&name, None);
                     self.function = name;
@@ -161,15 +216,31 @@ impl XmlCallReader {
             }
             At::BeforeValue => {
                 input.next_visible()?;
-                if !input.accept(self.format.value.unwrap_or_default())? {
-                    return Err(Stop::Fail);
+                let mut markers = vec![self.format.value.unwrap_or_default()];
+                markers.extend(self.format.kind.filter(|_| self.kind.is_none()).map(|(open, _)| open));
+                match input.accept_any(&markers)? {
+                    Some(0) => self.begin_value(input, sink)?,
+                    Some(_) => {
+                        self.kind = Some(String::new());
+                        self.at = At::Kind;
+                    }
+                    None => return Err(Stop::Fail),
                 }
-                self.begin_value(input, sink)?;
+            }
+            At::Kind => {
+                let close = self.format.kind.map_or("", |(_, close)| close);
+                if input.name(self.kind.get_or_insert_default(), &[close])?.is_some() {
+                    input.take(close.len());
+                    self.at = At::BeforeValue;
+                }
             }
             At::Value(value) => {
                 let (len, found) = input.find(&self.value_ends);
                 value.push(input.take(len), self.format.trim, sink);
                 let marker = self.value_ends[found.ok_or(Stop::Wait)?];
+                if self.format.breaks.contains(&marker) {
+                    return Err(Stop::Fail);
+                }
                 value.end(self.format.trim, sink);
                 if marker == self.format.value_end {
                     input.take(marker.len());
@@ -208,8 +279,12 @@ impl XmlCallReader {
             input.mark();
             input.take(marker.len());
             self.head.clear();
+            self.kind = None;
             self.at = At::Key;
             return Ok(Flow::More);
+        }
+        if self.format.breaks.contains(&marker) {
+            return Err(Stop::Fail);
         }
         if marker == self.format.close {
             input.take(marker.len());
@@ -233,9 +308,13 @@ impl XmlCallReader {
             let (name, value) = attributes.string;
             attribute(&self.head, name) == Some(value)
         };
-        let types = match self.format.attributes.is_some_and(is_string) {
-            true => Types::STRING,
-            false => known.unwrap_or(self.format.untyped),
+        let written = self.kind.as_deref().map(written_type);
+        let types = match (self.format.typing, known, written) {
+            _ if self.format.attributes.is_some_and(is_string) => Types::STRING,
+            (Typing::Schema, Some(known), Some(written)) => known.narrowed(written),
+            (Typing::Schema, known, written) => known.or(written).unwrap_or(self.format.untyped),
+            (Typing::Strings, Some(Types::STRING), _) => Types::STRING,
+            (Typing::Strings | Typing::Json, ..) => Types::ANY,
         };
         input.release();
         sink.arguments(if self.num_parameters == 0 { "{" } else { ", " });
@@ -307,8 +386,16 @@ impl Value {
     }
 }
 
+/// The type that a model wrote beside a value: `integer`, or `array[string]`.
+fn written_type(kind: &str) -> Types {
+    match kind.split('[').next().unwrap_or_default().trim() {
+        "any" | "" => Types::STRING,
+        name => Types::named(name),
+    }
+}
+
 /// The value of an attribute in the head of a tag: in quotes of either kind, or bare.
-fn attribute<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn attribute<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     let mut from = 0;
     while let Some(place) = head[from..].find(name) {
         let start = from + place;

@@ -6,6 +6,7 @@ mod rarer_cases;
 mod response_templates;
 mod soup;
 mod templates;
+mod vllm;
 mod writers;
 
 use std::sync::Arc;
@@ -209,8 +210,15 @@ fn what_a_writer_of_each_format_writes_is_read_back_however_it_is_cut() {
                     for (name, arguments) in &calls {
                         let mut arguments = arguments.clone();
                         for value in arguments.as_object_mut().expect("an object").values_mut() {
-                            if let (true, Value::String(text)) = (writer.trims, value) {
-                                *text = text.trim().to_owned();
+                            match value {
+                                Value::String(text) if writer.trims => *text = text.trim().to_owned(),
+                                Value::Array(items) if tools == "minimax_m3" => {
+                                    items.iter_mut().for_each(|item| *item = writers::as_elements(item));
+                                }
+                                Value::Object(fields) if tools == "minimax_m3" => {
+                                    fields.values_mut().for_each(|item| *item = writers::as_elements(item));
+                                }
+                                _ => {}
                             }
                         }
                         want.extend([format!("C:{name}"), format!("A:{arguments}"), "E".to_owned()]);

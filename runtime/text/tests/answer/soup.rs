@@ -112,7 +112,7 @@ fn a_blank_or_a_letter_anywhere_means_the_same_when_a_cut_is_beside_it() {
 }
 
 /// Formats where a word can fall on a part that says nothing: the kind of a tool, an attribute, a header.
-const WITH_OTHER_PARTS: [&str; 10] = [
+const WITH_OTHER_PARTS: [&str; 15] = [
     "kimi_k3",
     "minicpm5",
     "deepseek_v41",
@@ -123,6 +123,11 @@ const WITH_OTHER_PARTS: [&str; 10] = [
     "minimax_m2",
     "step3",
     "openai",
+    "minimax_m3",
+    "inkling",
+    "muse",
+    "muse_glimmer",
+    "musespark1x",
 ];
 
 #[test]

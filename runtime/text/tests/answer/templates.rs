@@ -138,12 +138,22 @@ fn formats_are_proposed_by_markers_and_not_by_names() {
             Some("openai"),
             Some("openai_gptoss"),
         ),
-        // Formats that are not read, whose markers look like another's.
-        ("{{ tools }} ]<]minimax[>[<tool_call>", None, None),
+        // Markers that look like another format's.
+        ("{{ tools }} ]<]minimax[>[<tool_call>", Some("minimax_m3"), None),
         (
-            "{{ tools }} <atem:function_calls> {\"name\": \"parameters\": ",
-            None,
-            None,
+            "{{ tools }} <atem:function_calls> {\"name\": \"parameters\": to=self",
+            Some("muse_glimmer"),
+            Some("muse_glimmer"),
+        ),
+        (
+            "{{ tools }} <atem:function_calls> to=self to=commentary",
+            Some("muse"),
+            Some("muse"),
+        ),
+        (
+            "{{ tools }} <tool_calls> <tool_call>f<arg_key><arg_value> </think>",
+            Some("hy_v4"),
+            Some("hy_v4"),
         ),
         (
             "{{ tools }} <｜tool▁calls▁begin｜>function\n```json\n <｜Assistant｜></think>",
@@ -180,6 +190,7 @@ fn formats_are_proposed_by_markers_and_not_by_names() {
         "cohere_command4" => "cohere_command3",
         "glm47" | "ling3" | "poolside_v1" => "glm45",
         "hunyuan_a13b" => "jamba",
+        "muse" | "musespark1x" => "muse_glimmer",
         "llama4_json" => "llama3_json",
         _ => "",
     };

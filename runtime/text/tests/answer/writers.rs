@@ -403,6 +403,114 @@ pub fn writer(tools: &str) -> Writer {
             },
             ..CONVERTED
         },
+        "hy_v4" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "", |n, a| {
+                    let parameters = parameters(a, |key, value| {
+                        format!("<arg_key>{key}</arg_key><arg_value>{}</arg_value>", bare(value))
+                    });
+                    format!("<tool_call>{n}{parameters}</tool_call>")
+                });
+                format!("<tool_calls>{calls}</tool_calls>")
+            },
+            reasoning: "hy_v4",
+            ..CONVERTED
+        },
+        "k2_horizon" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "\n", |n, a| {
+                    let parameters = parameters(a, |key, value| {
+                        let value = bare(value);
+                        format!("<ifm|arg_key>{key}</ifm|arg_key>\n<ifm|arg_value>{value}</ifm|arg_value>\n")
+                    });
+                    format!("<ifm|tool_call>{n}\n{parameters}</ifm|tool_call>")
+                });
+                format!("<ifm|tool_calls>\n{calls}\n</ifm|tool_calls>")
+            },
+            answer: |thought, before, calls, after| {
+                let thought = match thought.is_empty() {
+                    true => String::new(),
+                    false => format!("<ifm|think>{thought}</ifm|think>"),
+                };
+                format!("{thought}{before}{calls}{after}")
+            },
+            reasoning: "k2_horizon",
+            ..CONVERTED
+        },
+        "minimax_m3" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "", |n, a| {
+                    let parameters = parameters(a, |key, value| elements(key, value));
+                    format!("{M3}<invoke name=\"{n}\">{parameters}\n{M3}</invoke>\n")
+                });
+                format!("{M3}<tool_call>\n{calls}{M3}</tool_call>")
+            },
+            answer: |thought, before, calls, after| {
+                let thought = match thought.is_empty() {
+                    true => String::new(),
+                    false => format!("<mm:think>{thought}</mm:think>"),
+                };
+                format!("{thought}{before}{calls}{after}")
+            },
+            reasoning: "minimax_m3",
+            ..CONVERTED
+        },
+        "inkling" => Writer {
+            calls: |calls| {
+                each(calls, "<|message_model|>", |n, a| {
+                    format!("{n}<|content_invoke_tool_json|>{{\"args\":{a},\"name\":\"{n}\"}}<|end_message|>")
+                })
+            },
+            answer: |thought, before, calls, after| {
+                let part = |text: &str, kind: &str| match text.is_empty() {
+                    true => String::new(),
+                    false => format!("<|content_{kind}|>{text}<|end_message|>"),
+                };
+                let parts = [
+                    part(thought, "thinking"),
+                    part(before, "text"),
+                    calls.to_owned(),
+                    part(after, "text"),
+                ];
+                let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+                parts.join("<|message_model|>") + "<|content_model_end_sampling|>"
+            },
+            reasoning: "inkling",
+            ..JSON
+        },
+        "muse" | "musespark1x" | "muse_glimmer" => Writer {
+            calls: |calls| {
+                each(calls, "<|eom|><|start|>assistant", |n, a| {
+                    let parameters = parameters(a, |key, value| {
+                        format!("<atem:parameter name=\"{key}\">{}</atem:parameter>\n", bare(value))
+                    });
+                    format!(
+                        " to={n}<|message|><atem:function_calls>\n<atem:invoke name=\"{n}\">\n{parameters}\
+                         </atem:invoke>\n</atem:function_calls>"
+                    )
+                })
+            },
+            answer: |thought, before, calls, after| {
+                let part = |text: &str, to: &str| match text.is_empty() {
+                    true => String::new(),
+                    false => format!(" to={to}<|message|>{text}"),
+                };
+                let parts = [
+                    part(thought, "self"),
+                    part(before, "user"),
+                    calls.to_owned(),
+                    part(after, "user"),
+                ];
+                let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+                parts.join("<|eom|><|start|>assistant") + "<|eot|>"
+            },
+            reasoning: if tools == "muse_glimmer" {
+                "muse_glimmer"
+            } else {
+                "muse"
+            },
+            ..CONVERTED
+        },
         "openai" => Writer {
             calls: |calls| {
                 each(calls, "<|start|>assistant", |n, a| {
@@ -429,6 +537,34 @@ pub fn writer(tools: &str) -> Writer {
         },
         other => panic!("no writer for {other}"),
     }
+}
+
+/// What MiniMax M3 writes before each tag.
+const M3: &str = "]<]minimax[>[";
+
+/// What is read back of a value in elements whose schema does not say what is in it.
+pub fn as_elements(value: &Value) -> Value {
+    match value {
+        Value::Array(items) if !items.is_empty() => {
+            let mut items: Vec<_> = items.iter().map(as_elements).collect();
+            json!({"item": if items.len() == 1 { items.remove(0) } else { Value::from(items) }})
+        }
+        Value::Object(fields) if !fields.is_empty() => fields
+            .iter()
+            .map(|(key, value)| (key.clone(), as_elements(value)))
+            .collect(),
+        Value::Array(_) | Value::Object(_) => Value::from(""),
+        other => Value::from(bare(other)),
+    }
+}
+
+fn elements(name: &str, value: &Value) -> String {
+    let inside: String = match value {
+        Value::Array(items) => items.iter().map(|item| elements("item", item)).collect(),
+        Value::Object(fields) => fields.iter().map(|(key, value)| elements(key, value)).collect(),
+        other => bare(other),
+    };
+    format!("{M3}<{name}>{inside}{M3}</{name}>")
 }
 
 fn each(calls: Calls, separator: &str, write: impl Fn(&str, &Value) -> String) -> String {

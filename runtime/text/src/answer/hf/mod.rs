@@ -13,3 +13,5 @@ pub use template::ResponseTemplate;
 
 /// The name of the format, for tool calls and for reasoning.
 pub(super) const NAME: &str = "hf";
+/// Other names of it.
+pub(super) const ALIASES: &[&str] = &["beam"];
