@@ -142,13 +142,19 @@ fn main() {
     }
     let cases = [
         (WeightFormat::Q4_1, ActMode::Int8),
+        (WeightFormat::Q4_1, ActMode::Int8Tiles),
         (WeightFormat::Q4_1, ActMode::F32),
         (WeightFormat::Q4_0, ActMode::Int8),
+        (WeightFormat::Q4_0, ActMode::Int8Tiles),
         (WeightFormat::Q8_0, ActMode::Int8),
+        (WeightFormat::Q8_0, ActMode::Int8Tiles),
         (WeightFormat::Q8_0, ActMode::F32),
         (WeightFormat::Q5_0, ActMode::Int8),
+        (WeightFormat::Q5_0, ActMode::Int8Tiles),
         (WeightFormat::Q4K, ActMode::Int8),
+        (WeightFormat::Q4K, ActMode::Int8Tiles),
         (WeightFormat::Q6K, ActMode::Int8),
+        (WeightFormat::Q6K, ActMode::Int8Tiles),
         (WeightFormat::Bf16, ActMode::Tiles),
         (WeightFormat::Bf16, ActMode::Bf16),
         (WeightFormat::Bf16, ActMode::F32),
@@ -173,6 +179,10 @@ fn main() {
         println!("{isa}: layers of {model}");
         for (format, mode) in cases {
             let name = format!("{format:?} {mode:?}");
+            // Elsewhere a plain loop, which only tests call.
+            if mode == ActMode::Int8Tiles && isa != Isa::Amx {
+                continue;
+            }
             if !names.is_empty() && !names.iter().any(|n| name.split(' ').any(|part| part == n)) {
                 continue;
             }
@@ -184,7 +194,7 @@ fn main() {
                 let (gb, gflop) = (bytes as f64 / s / 1e9, 2.0 * (elements * tokens) as f64 / s / 1e9);
                 let rate = tokens as f64 / s;
                 println!(
-                    "{name:10} {tokens:4} tokens: {:8.2} ms {gb:6.1} GB/s {gflop:7.1} GFLOP/s {rate:8.0} tok/s",
+                    "{name:14} {tokens:4} tokens: {:8.2} ms {gb:6.1} GB/s {gflop:7.1} GFLOP/s {rate:8.0} tok/s",
                     s * 1e3
                 );
             }

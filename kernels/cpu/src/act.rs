@@ -8,7 +8,8 @@
 //! - `Bf16` per 32 elements of K ("block"): bf16\[W\]\[32\];
 //! - `Tiles` as `Bf16`, but every tile holds 16 tokens, the last one padded by zeros;
 //! - `Int8` per block: i8\[W\]\[32\] quants, then \[W\] each of: f32 d (= max|x| / 127), f32 d·Σq, i32 −Σq over the
-//!   block, over its first and over its second half.
+//!   block, over its first and over its second half;
+//! - `Int8Tiles` as `Int8`, in tiles of 16 tokens as `Tiles`.
 
 use std::ops::Range;
 
@@ -26,9 +27,18 @@ pub enum ActMode {
     Tiles,
     /// Quantises each 32 to int8 with a scale and multiplies in integers; for the GGUF formats.
     Int8,
+    /// As `Int8`, laid out for matrix units; results have the same bits.
+    Int8Tiles,
 }
 
-/// Tokens of every tile of `Tiles`.
+impl ActMode {
+    /// Whether every tile holds 16 tokens.
+    const fn has_whole_tiles(self) -> bool {
+        matches!(self, ActMode::Tiles | ActMode::Int8Tiles)
+    }
+}
+
+/// Tokens of every tile of `Tiles` and `Int8Tiles`.
 pub(crate) const TILE_ROWS: usize = 16;
 /// Tokens of a full tile.
 pub const TILE: usize = 12;
@@ -44,22 +54,23 @@ pub const fn act_token_bytes(mode: ActMode, k: usize) -> usize {
     match mode {
         ActMode::F32 => padded_k(k) * 4,
         ActMode::Bf16 | ActMode::Tiles => padded_k(k) * 2,
-        ActMode::Int8 => padded_k(k) / BLOCK * INT8_WORDS * 4,
+        ActMode::Int8 | ActMode::Int8Tiles => padded_k(k) / BLOCK * INT8_WORDS * 4,
     }
 }
 
 /// Bytes of the prepared activations of `tokens` tokens.
 pub const fn act_bytes(mode: ActMode, tokens: usize, k: usize) -> usize {
-    let rows = match mode {
-        ActMode::Tiles => tokens.next_multiple_of(TILE_ROWS),
-        _ => tokens,
+    let rows = if mode.has_whole_tiles() {
+        tokens.next_multiple_of(TILE_ROWS)
+    } else {
+        tokens
     };
     rows * act_token_bytes(mode, k)
 }
 
 /// Parts in which the preparation is split over threads: tiles, or the tokens of a single tile.
 pub const fn num_act_parts(mode: ActMode, tokens: usize) -> usize {
-    if matches!(mode, ActMode::Tiles) {
+    if mode.has_whole_tiles() {
         return tokens.div_ceil(TILE_ROWS);
     }
     if is_one_tile(mode, tokens) {
@@ -119,7 +130,7 @@ pub(crate) struct ActJob {
 pub(crate) unsafe fn prepare<S: Simd>(job: &ActJob) {
     let token_bytes = act_token_bytes(job.mode, job.k);
     for part in job.parts.clone() {
-        let (t0, width, own) = if job.mode == ActMode::Tiles {
+        let (t0, width, own) = if job.mode.has_whole_tiles() {
             (part * TILE_ROWS, TILE_ROWS, 0..TILE_ROWS)
         } else if is_one_tile(job.mode, job.tokens) {
             (0, job.tokens, part..part + 1)
@@ -132,14 +143,14 @@ pub(crate) unsafe fn prepare<S: Simd>(job: &ActJob) {
             unsafe {
                 let dst = job.dst.add(t0 * token_bytes);
                 if t0 + t >= job.tokens {
-                    padding(job.k, dst, t, width);
+                    padding(job.mode, job.k, dst, t, width);
                     continue;
                 }
                 let x = job.x.add((t0 + t) * job.stride);
                 match job.mode {
                     ActMode::F32 => token_f32(x, job.k, dst.cast(), t, width),
                     ActMode::Bf16 | ActMode::Tiles => token_bf16::<S>(x, job.k, dst.cast(), t, width),
-                    ActMode::Int8 => token_int8::<S>(x, job.k, dst.cast(), t, width),
+                    ActMode::Int8 | ActMode::Int8Tiles => token_int8::<S>(x, job.k, dst.cast(), t, width),
                 }
             }
         }
@@ -195,15 +206,25 @@ unsafe fn token_bf16<S: Simd>(x: *const f32, k: usize, dst: *mut u16, t: usize, 
     }
 }
 
-/// Zeros in place of a token in bf16.
+/// Zeros in place of a token.
 ///
 /// # Safety
-/// `dst` holds a tile of `width` tokens.
+/// `dst` holds a tile of `width` tokens of a mode with whole tiles.
 #[inline(always)]
-unsafe fn padding(k: usize, dst: *mut u8, t: usize, width: usize) {
+unsafe fn padding(mode: ActMode, k: usize, dst: *mut u8, t: usize, width: usize) {
     for b in 0..padded_k(k) / BLOCK {
         // SAFETY: the caller's promise.
-        unsafe { dst.add((b * width + t) * BLOCK * 2).write_bytes(0, BLOCK * 2) };
+        unsafe {
+            if matches!(mode, ActMode::Tiles) {
+                dst.add((b * width + t) * BLOCK * 2).write_bytes(0, BLOCK * 2);
+                continue;
+            }
+            let block = dst.cast::<u32>().add(b * INT8_WORDS * width);
+            block.add(t * INT8_QUADS).write_bytes(0, INT8_QUADS);
+            for word in INT8_QUADS..INT8_WORDS {
+                *block.add(word * width + t) = 0;
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::arch::asm;
 
-/// The shapes of the eight registers: all of 16 rows of 64 bytes.
+/// The shapes of the eight registers.
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -14,11 +14,22 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-static SHAPES: Shapes = {
+/// All of 16 rows of 64 bytes.
+static WHOLE: Shapes = shapes([(16, 64); 8]);
+/// Of products of bytes: four of sums, two of 16 tokens' bytes, two of as many quads of 16 rows of weights.
+static BYTES: [Shapes; 2] = [bytes(8), bytes(4)];
+
+const fn bytes(quads: u8) -> Shapes {
+    let (sums, x, w) = ((16, 64), (16, 4 * quads as u16), (quads, 64));
+    shapes([sums, sums, sums, sums, x, x, w, w])
+}
+
+/// (rows, bytes of a row) of each register.
+const fn shapes(of: [(u8, u16); 8]) -> Shapes {
     let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
     let mut i = 0;
     while i < 8 {
-        (row_bytes[i], rows[i]) = (64, 16);
+        (rows[i], row_bytes[i]) = of[i];
         i += 1;
     }
     Shapes {
@@ -28,7 +39,7 @@ static SHAPES: Shapes = {
         row_bytes,
         rows,
     }
-};
+}
 
 /// Takes the registers, each with all rows; [`release`] gives them back.
 ///
@@ -37,7 +48,25 @@ static SHAPES: Shapes = {
 #[inline(always)]
 pub(crate) unsafe fn take() {
     // SAFETY: the caller's promise; the shapes are read at once.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const SHAPES, options(nostack, readonly)) };
+    unsafe { take_as(&WHOLE) };
+}
+
+/// Takes the registers for [`int8`]: units of 32 elements of K, or of 16.
+///
+/// # Safety
+/// As [`take`].
+#[inline(always)]
+pub(crate) unsafe fn take_int8(halves: bool) {
+    // SAFETY: the caller's promise.
+    unsafe { take_as(&BYTES[usize::from(halves)]) };
+}
+
+/// # Safety
+/// As [`take`].
+#[inline(always)]
+unsafe fn take_as(shapes: &'static Shapes) {
+    // SAFETY: the caller's promise; the shapes are read at once.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const *shapes, options(nostack, readonly)) };
 }
 
 /// Gives them back, so that a switch of threads need not save them.
@@ -161,6 +190,38 @@ pub(crate) unsafe fn two(x: *const u8, w: [*const u8; 2], blocks: usize, sums: *
             row = in(reg) 64usize,
             to = in(reg) sums,
             ahead = in(reg) ahead,
+            options(nostack)
+        );
+    }
+}
+
+/// Two products of signed bytes: `sums[i][token][row]` = Σ over a unit of x\[i\] · w\[i\]. Tokens' bytes are 32 apart, quads
+/// of 16 rows of weights 64.
+///
+/// # Safety
+/// The registers are taken by [`take_int8`]; 16 tokens' bytes lie behind each of `x`, a unit's quads behind each of `w`,
+/// 2 × 16 × 16 sums at `sums`.
+#[inline(always)]
+pub(crate) unsafe fn int8(x: [*const u8; 2], w: [*const u8; 2], sums: *mut i32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "tileloadd tmm4, [{x0} + {half}*1]",
+            "tileloadd tmm6, [{w0} + {half}*2]",
+            "tilezero tmm0",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tileloadd tmm5, [{x1} + {half}*1]",
+            "tileloadd tmm7, [{w1} + {half}*2]",
+            "tilezero tmm1",
+            "tdpbssd tmm1, tmm5, tmm7",
+            "tilestored [{to} + {half}*2], tmm0",
+            "tilestored [{to} + {half}*2 + 1024], tmm1",
+            x0 = in(reg) x[0],
+            x1 = in(reg) x[1],
+            w0 = in(reg) w[0],
+            w1 = in(reg) w[1],
+            to = in(reg) sums,
+            half = in(reg) 32usize,
             options(nostack)
         );
     }

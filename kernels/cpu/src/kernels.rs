@@ -125,6 +125,7 @@ impl Kernels {
                 ActMode::Bf16 => (self.linear_bf16)(&mut job),
                 ActMode::Tiles => (self.linear_tiles)(&mut job),
                 ActMode::Int8 => self.linear_int8[int8_index(format)](&mut job),
+                ActMode::Int8Tiles => self.linear_int8_tiles[int8_index(format)](&mut job),
             }
         }
     }

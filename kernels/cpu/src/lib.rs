@@ -29,6 +29,7 @@ mod linear;
 mod linear_bf16;
 mod linear_f32;
 mod linear_int8;
+mod linear_int8_tiles;
 mod linear_tiles;
 mod math;
 mod norm;

@@ -1,5 +1,5 @@
 //! y = x · Wᵀ over packed weights: sizes, the job that one call does, and the store that ends every product. The
-//! products themselves are in `linear_f32`, `linear_bf16`, `linear_tiles` and `linear_int8`.
+//! products themselves are in `linear_f32`, `linear_bf16`, `linear_tiles`, `linear_int8` and `linear_int8_tiles`.
 //!
 //! Order of summation: each output element is one chain of fused multiply-adds over K, in K's order, restarted every
 //! 1024 elements in the exact mode and every 32 in the int8 mode. It depends neither on the number of tokens nor on
@@ -26,7 +26,7 @@ pub const fn linear_supports(format: WeightFormat, mode: ActMode) -> bool {
     match mode {
         ActMode::F32 => true,
         ActMode::Bf16 | ActMode::Tiles => matches!(format, WeightFormat::Bf16),
-        ActMode::Int8 => !matches!(
+        ActMode::Int8 | ActMode::Int8Tiles => !matches!(
             format,
             WeightFormat::F32
                 | WeightFormat::F16

@@ -75,10 +75,7 @@ unsafe fn product<S: Simd, W: QuantFormat, const T: usize>(job: &Linear<'_>, at:
         for b in 0..padded_k(job.k) / BLOCK {
             let mut quads = [S::splat_i(0); INT8_QUADS];
             unroll!(v in 0..4 => { [quads[2 * v], quads[2 * v + 1]] = W::quads::<S>(weights, b, v); });
-            let mut scales = W::scales::<S>(weights, b);
-            if W::HAS_MIN {
-                scales.m = W::mins::<S>(weights, b);
-            }
+            let scales = scales::<S, W>(weights, b);
             if T >= TOGETHER && S::LARGE_TILES {
                 unroll!(i in 0..T / TOGETHER => {
                     let t = i * TOGETHER;
@@ -121,31 +118,69 @@ unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
 ) {
     // SAFETY: the caller's promise: C tokens lie next to each other, `sums` has C elements.
     unsafe {
-        if W::SPLIT {
+        let none = [S::splat_i(0); C];
+        let dots: [[S::I; C]; 2] = if W::SPLIT {
             let [a, b, c, d, e, f, g, h] = *quads;
-            let low: [S::I; C] = S::dots(&[a, b, c, d], W::QUANTS, x, words.add(3 * width));
-            let high: [S::I; C] = S::dots(&[e, f, g, h], W::QUANTS, x.add(4), words.add(4 * width));
-            unroll!(t in 0..C => {
-                let d = S::splat(f32::from_bits(*words.add(t) as u32));
-                let sum = S::fma(S::i32_to_f32(low[t]), S::mul(scales.s[0], d), sums[t]);
-                sums[t] = S::fma(S::i32_to_f32(high[t]), S::mul(scales.s[1], d), sum);
-                if W::HAS_MIN {
-                    // −d·Σq of each half.
-                    let half = |i: usize| S::mul(S::i32_to_f32(S::splat_i(*words.add((3 + i) * width + t))), d);
-                    let low = S::sub(sums[t], S::mul(scales.m[0], half(0)));
-                    sums[t] = S::sub(low, S::mul(scales.m[1], half(1)));
-                }
-            });
-            return;
-        }
-        let dots: [S::I; C] = S::dots(quads, W::QUANTS, x, words.add(2 * width));
+            [
+                S::dots(&[a, b, c, d], W::QUANTS, x, words.add(3 * width)),
+                S::dots(&[e, f, g, h], W::QUANTS, x.add(4), words.add(4 * width)),
+            ]
+        } else {
+            [S::dots(quads, W::QUANTS, x, words.add(2 * width)), none]
+        };
         unroll!(t in 0..C => {
-            let d = S::splat(f32::from_bits(*words.add(t) as u32));
-            sums[t] = S::fma(S::i32_to_f32(dots[t]), S::mul(scales.s[0], d), sums[t]);
-            if W::HAS_MIN || W::QUANTS.zero_log2.is_none() {
-                let offset = S::splat(f32::from_bits(*words.add(width + t) as u32));
-                sums[t] = S::fma(scales.m[0], offset, sums[t]);
-            }
+            sums[t] = add_block::<S, W>([dots[0][t], dots[1][t]], scales, words.add(t), width, sums[t]);
         });
+    }
+}
+
+/// Scales of a block, with the minima that sums of quants are multiplied with.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; the panel has a block `b`.
+#[inline(always)]
+pub(crate) unsafe fn scales<S: Simd, W: QuantFormat>(panel: *const u8, b: usize) -> Scales<S> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut scales = W::scales::<S>(panel, b);
+        if W::HAS_MIN {
+            scales.m = W::mins::<S>(panel, b);
+        }
+        scales
+    }
+}
+
+/// `sum` + one block of a token: `dots` are its integer sums, of the block or of its halves; `words` are the token's
+/// scale and, `width` words apart, its sums.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; the token's words are readable.
+#[inline(always)]
+pub(crate) unsafe fn add_block<S: Simd, W: QuantFormat>(
+    dots: [S::I; 2],
+    scales: &Scales<S>,
+    words: *const i32,
+    width: usize,
+    sum: S::F,
+) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let d = S::splat(f32::from_bits(*words as u32));
+        let sum = S::fma(S::i32_to_f32(dots[0]), S::mul(scales.s[0], d), sum);
+        if W::SPLIT {
+            let sum = S::fma(S::i32_to_f32(dots[1]), S::mul(scales.s[1], d), sum);
+            if !W::HAS_MIN {
+                return sum;
+            }
+            // −d·Σq of each half.
+            let half = |i: usize| S::mul(S::i32_to_f32(S::splat_i(*words.add((3 + i) * width))), d);
+            let low = S::sub(sum, S::mul(scales.m[0], half(0)));
+            return S::sub(low, S::mul(scales.m[1], half(1)));
+        }
+        if W::HAS_MIN || W::QUANTS.zero_log2.is_none() {
+            let offset = S::splat(f32::from_bits(*words.add(width) as u32));
+            return S::fma(scales.m[0], offset, sum);
+        }
+        sum
     }
 }

@@ -14,8 +14,8 @@ use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
 use crate::reduce::Largest;
 use crate::rope::RopeStyle;
 use crate::{
-    act, activation, attention, elementwise, latent, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel,
-    panel_coded, products, reduce, rope,
+    act, activation, attention, elementwise, latent, linear_bf16, linear_f32, linear_int8, linear_int8_tiles,
+    linear_tiles, norm, panel, panel_coded, products, reduce, rope,
 };
 
 type LinearFn = unsafe fn(&mut Linear<'_>);
@@ -31,6 +31,7 @@ pub struct Kernels {
     pub(crate) linear_bf16: LinearFn,
     pub(crate) linear_tiles: LinearFn,
     pub(crate) linear_int8: [LinearFn; NUM_FORMATS - 6],
+    pub(crate) linear_int8_tiles: [LinearFn; NUM_FORMATS - 6],
     pub(crate) attention: unsafe fn(&Attention<'_>),
     pub(crate) latent_attention: unsafe fn(&mut LatentAttention<'_>),
     pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
@@ -175,30 +176,33 @@ macro_rules! float_kernels {
 /// The integer products, in the order of `WeightFormat` from Q4_0 on, without 8-bit floats.
 macro_rules! int8_kernels {
     ($module:ident, $simd:ty, $attr:meta) => {
+        int8_kernels!($module, $simd, $attr, linear_int8::run);
+    };
+    ($module:ident, $simd:ty, $attr:meta, $($kernel:ident)::+ $(, $tiles:ty)?) => {
         mod $module {
             use super::*;
             type S = $simd;
 
             wrap! {
                 $attr;
-                linear_int8::run::<S, panel::Q4_0> => fn q4_0(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::Q4_1> => fn q4_1(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::Q5_0> => fn q5_0(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::Q8_0> => fn q8_0(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::Q4K> => fn q4k(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::Q6K> => fn q6k(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Int5> => fn int5(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Int5Scaled> => fn int5_scaled(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Int2Scaled> => fn int2_scaled(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Table3Scaled> => fn table3_scaled(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Table4Scaled> => fn table4_scaled(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Table4> => fn table4(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::U4<16>> => fn u4g16(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::U4<32>> => fn u4g32(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::U4<128>> => fn u4g128(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::I8<16>> => fn i8g16(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::I8<32>> => fn i8g32(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel::I8<128>> => fn i8g128(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::Q4_0 $(, $tiles)?> => fn q4_0(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::Q4_1 $(, $tiles)?> => fn q4_1(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::Q5_0 $(, $tiles)?> => fn q5_0(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::Q8_0 $(, $tiles)?> => fn q8_0(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::Q4K $(, $tiles)?> => fn q4k(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::Q6K $(, $tiles)?> => fn q6k(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Int5 $(, $tiles)?> => fn int5(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Int5Scaled $(, $tiles)?> => fn int5_scaled(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Int2Scaled $(, $tiles)?> => fn int2_scaled(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Table3Scaled $(, $tiles)?> => fn table3_scaled(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Table4Scaled $(, $tiles)?> => fn table4_scaled(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Table4 $(, $tiles)?> => fn table4(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::U4<16> $(, $tiles)?> => fn u4g16(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::U4<32> $(, $tiles)?> => fn u4g32(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::U4<128> $(, $tiles)?> => fn u4g128(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::I8<16> $(, $tiles)?> => fn i8g16(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::I8<32> $(, $tiles)?> => fn i8g32(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel::I8<128> $(, $tiles)?> => fn i8g128(job: &mut Linear<'_>);
             }
         }
     };
@@ -222,9 +226,9 @@ macro_rules! bf16_kernels {
 /// The table of one set, from the modules that it takes its parts from.
 macro_rules! table {
     ($isa:expr, $float:ident, $int8:ident, $bf16:ident) => {
-        table!($isa, $float, $int8, $bf16, $bf16)
+        table!($isa, $float, $int8, $bf16, $bf16, plain_int8_tiles)
     };
-    ($isa:expr, $float:ident, $int8:ident, $bf16:ident, $tiles:ident) => {
+    ($isa:expr, $float:ident, $int8:ident, $bf16:ident, $tiles:ident, $int8_tiles:ident) => {
         Kernels {
             isa: $isa,
             prepare_act: $float::prepare_act,
@@ -304,6 +308,26 @@ macro_rules! table {
                 $int8::i8g32,
                 $int8::i8g128,
             ],
+            linear_int8_tiles: [
+                $int8_tiles::q4_0,
+                $int8_tiles::q4_1,
+                $int8_tiles::q5_0,
+                $int8_tiles::q8_0,
+                $int8_tiles::q4k,
+                $int8_tiles::q6k,
+                $int8_tiles::int5,
+                $int8_tiles::int5_scaled,
+                $int8_tiles::int2_scaled,
+                $int8_tiles::table3_scaled,
+                $int8_tiles::table4_scaled,
+                $int8_tiles::table4,
+                $int8_tiles::u4g16,
+                $int8_tiles::u4g32,
+                $int8_tiles::u4g128,
+                $int8_tiles::i8g16,
+                $int8_tiles::i8g32,
+                $int8_tiles::i8g128,
+            ],
             attention: $tiles::attention,
             rms_norm: $float::rms_norm,
             layer_norm: $float::layer_norm,
@@ -329,6 +353,14 @@ macro_rules! table {
 float_kernels!(portable, crate::simd::portable::Portable, inline(never));
 int8_kernels!(portable_int8, crate::simd::portable::Portable, inline(never));
 bf16_kernels!(portable_bf16, crate::simd::portable::Portable, inline(never));
+// Of every set that has no matrix units: only tests call them.
+int8_kernels!(
+    plain_int8_tiles,
+    crate::simd::portable::Portable,
+    inline(never),
+    linear_int8_tiles::run,
+    linear_int8_tiles::Plain
+);
 static PORTABLE: Kernels = table!(Isa::Portable, portable, portable_int8, portable_bf16);
 
 #[cfg(target_arch = "aarch64")]
@@ -410,7 +442,14 @@ mod x86 {
             crate::attention_tiles::run::<VnniBf16> => fn attention(job: &Attention<'_>);
         }
     }
-    pub(super) static AMX: Kernels = table!(Isa::Amx, avx512, vnni_int8, dot_bf16, amx);
+    int8_kernels!(
+        amx_int8,
+        Vnni,
+        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"),
+        linear_int8_tiles::run,
+        linear_int8_tiles::Amx
+    );
+    pub(super) static AMX: Kernels = table!(Isa::Amx, avx512, vnni_int8, dot_bf16, amx, amx_int8);
 }
 
 impl Kernels {

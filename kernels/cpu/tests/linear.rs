@@ -7,11 +7,17 @@ mod common;
 use common::{Rng, all_kernels, element, is_coded, numbers, random_row};
 use half::bf16;
 use halyard_kernels_cpu::{
-    ActMode, Kernels, LINEAR_SCRATCH, Linear, WeightFormat, act_bytes, dequantize_row, linear_supports, num_act_parts,
-    num_panels, pack, packed_bytes, panel_bytes,
+    ActMode, Isa, Kernels, LINEAR_SCRATCH, Linear, WeightFormat, act_bytes, dequantize_row, linear_supports,
+    num_act_parts, num_panels, pack, packed_bytes, panel_bytes,
 };
 
-const MODES: [ActMode; 4] = [ActMode::F32, ActMode::Bf16, ActMode::Tiles, ActMode::Int8];
+const MODES: [ActMode; 5] = [
+    ActMode::F32,
+    ActMode::Bf16,
+    ActMode::Tiles,
+    ActMode::Int8,
+    ActMode::Int8Tiles,
+];
 
 struct Case {
     format: WeightFormat,
@@ -106,7 +112,7 @@ fn seen_by(mode: ActMode, x: &[f32]) -> Vec<f64> {
     match mode {
         ActMode::F32 => x.iter().map(|&x| f64::from(x)).collect(),
         ActMode::Bf16 | ActMode::Tiles => x.iter().map(|&x| f64::from(bf16::from_f32(x))).collect(),
-        ActMode::Int8 => x
+        ActMode::Int8 | ActMode::Int8Tiles => x
             .chunks(32)
             .flat_map(|block| {
                 let d = block.iter().fold(0f32, |m, x| m.max(x.abs())) / 127.0;
@@ -131,7 +137,7 @@ fn check(case: &Case, kernels: &Kernels, mode: ActMode, x: &[f32]) {
                 sum += w * x;
                 size += (w * x).abs();
                 // An offset format is scaled after the integer sum: its parts may be larger than their sum.
-                if mode == ActMode::Int8 {
+                if matches!(mode, ActMode::Int8 | ActMode::Int8Tiles) {
                     size += x.abs() * 0.8;
                 }
             }
@@ -251,6 +257,37 @@ fn a_token_gives_bitwise_the_same_row_in_every_batch_and_split() {
 }
 
 #[test]
+fn integer_products_have_the_same_bits_on_matrix_units() {
+    // Other sets have the portable set's loop for tiles, which rounds between a product and its sum.
+    let both = |kernels: &&Kernels| matches!(kernels.isa(), Isa::Portable | Isa::Amx);
+    for kernels in all_kernels().filter(both) {
+        let mut rng = Rng(11);
+        for format in WeightFormat::ALL {
+            if !linear_supports(format, ActMode::Int8Tiles) {
+                continue;
+            }
+            // K of one block, of an odd number, of more than stay in a cache; tokens of whole tiles and of parts.
+            for (k, tokens) in [(format.block_len(), 16), (1280, 33), (2560, 9)] {
+                let case = Case::new(format, 40, k, &mut rng);
+                let x = rng.vec(tokens * k);
+                let [vectors, tiles] =
+                    [ActMode::Int8, ActMode::Int8Tiles].map(|mode| case.run(kernels, mode, &x, &Options::default()));
+                for (i, (vectors, tiles)) in vectors.iter().zip(&tiles).enumerate() {
+                    assert_eq!(
+                        vectors.to_bits(),
+                        tiles.to_bits(),
+                        "{} {format:?} k {k}, token {} row {}: {vectors} and {tiles}",
+                        kernels.isa(),
+                        i / 40,
+                        i % 40
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn bias_and_accumulation_are_added_once() {
     for kernels in all_kernels() {
         let mut rng = Rng(5);
@@ -309,14 +346,16 @@ fn integer_products_do_not_saturate_at_the_extremes() {
                 for sign in [1.0, -1.0] {
                     // All at the largest quant, ±127.
                     let x = vec![sign * 127.0; k];
-                    let out = case.run(kernels, ActMode::Int8, &x, &Options::default());
                     let want: f64 = (0..k).map(|i| case.weight(0, i) * f64::from(sign) * 127.0).sum();
-                    let error = (f64::from(out[0]) - want).abs();
-                    assert!(
-                        error <= want.abs() * 1e-5 + 1e-3,
-                        "{} {format:?} {fill:#x}: {out:?}, {want}",
-                        kernels.isa()
-                    );
+                    for mode in [ActMode::Int8, ActMode::Int8Tiles] {
+                        let out = case.run(kernels, mode, &x, &Options::default());
+                        let error = (f64::from(out[0]) - want).abs();
+                        assert!(
+                            error <= want.abs() * 1e-5 + 1e-3,
+                            "{} {format:?} {mode:?} {fill:#x}: {out:?}, {want}",
+                            kernels.isa()
+                        );
+                    }
                 }
             }
         }
@@ -352,14 +391,16 @@ fn integer_products_of_coded_rows_do_not_saturate_at_the_extremes() {
                 let case = Case::from_rows(format, k, vec![row]);
                 for sign in [1.0, -1.0] {
                     let x = vec![sign * 127.0; k];
-                    let out = case.run(kernels, ActMode::Int8, &x, &Options::default());
                     let want: f64 = (0..k).map(|i| case.weight(0, i) * f64::from(sign) * 127.0).sum();
-                    let error = (f64::from(out[0]) - want).abs();
-                    let isa = kernels.isa();
-                    assert!(
-                        error <= want.abs() * 1e-5 + 1e-3,
-                        "{isa} {format:?} {code}: {out:?}, {want}"
-                    );
+                    for mode in [ActMode::Int8, ActMode::Int8Tiles] {
+                        let out = case.run(kernels, mode, &x, &Options::default());
+                        let error = (f64::from(out[0]) - want).abs();
+                        let isa = kernels.isa();
+                        assert!(
+                            error <= want.abs() * 1e-5 + 1e-3,
+                            "{isa} {format:?} {mode:?} {code}: {out:?}, {want}"
+                        );
+                    }
                 }
             }
         }

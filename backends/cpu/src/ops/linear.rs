@@ -19,6 +19,9 @@ use crate::view::View;
 
 /// Values that an activation is computed on at a time.
 const PIECE: usize = 64;
+/// From so many tokens on, integer products go to matrix units where there are some: those multiply 16 tokens at a time,
+/// of which the last may be missing. The bits are the same.
+const INT8_TILES_FROM: usize = 8;
 /// The smallest piece of a product's panels that a thread comes for is about this part of its equal share.
 const LEAST_PIECES: usize = 24;
 
@@ -28,6 +31,7 @@ pub(crate) struct Linear {
     max_tokens: usize,
     epilogue: Option<Activation>,
     mode: ActMode,
+    has_tiles: bool,
     weight: PackedWeight,
 }
 
@@ -62,8 +66,17 @@ impl Linear {
             max_tokens: op.max_tokens as usize,
             epilogue,
             mode,
+            has_tiles: isa.has_tiles(),
             weight,
         })
+    }
+
+    /// How activations of so many tokens are laid out.
+    fn mode(&self, tokens: usize) -> ActMode {
+        match self.mode {
+            ActMode::Int8 if self.has_tiles && tokens >= INT8_TILES_FROM => ActMode::Int8Tiles,
+            mode => mode,
+        }
     }
 
     /// Activation and residual on this thread's own part of the output.
@@ -124,7 +137,7 @@ impl Linear {
 
     /// Bytes of shared scratch before the product.
     fn product_offset(&self) -> usize {
-        act_bytes(self.mode, self.max_tokens, self.k).next_multiple_of(64)
+        act_bytes(self.mode(self.max_tokens), self.max_tokens, self.k).next_multiple_of(64)
     }
 }
 
@@ -145,21 +158,22 @@ impl Linear {
             return;
         }
         let accumulate = holds_residual(residual, out);
+        let mode = self.mode(rows.len());
         // SAFETY: the rows are this thread's alone, and so is its scratch, which holds their layout.
         unsafe {
             let from = x.element_ptr(rows.start, 0).cast_const().cast();
-            let parts = 0..num_act_parts(self.mode, rows.len());
+            let parts = 0..num_act_parts(mode, rows.len());
             worker
                 .kernels
-                .prepare_act(self.mode, from, x.row_stride(), rows.len(), self.k, parts, worker.own);
+                .prepare_act(mode, from, x.row_stride(), rows.len(), self.k, parts, worker.own);
             worker.kernels.linear(kernels::Linear {
                 format: self.weight.format,
-                mode: self.mode,
+                mode,
                 n: self.n,
                 k: self.k,
                 tokens: rows.len(),
                 weight: weight.all(),
-                act: std::slice::from_raw_parts(worker.own, act_bytes(self.mode, rows.len(), self.k)),
+                act: std::slice::from_raw_parts(worker.own, act_bytes(mode, rows.len(), self.k)),
                 panels: 0..num_panels(self.n),
                 out: out.element_ptr(rows.start, 0).cast(),
                 out_stride: out.row_stride(),
@@ -188,12 +202,12 @@ impl Kernel for Linear {
     }
 
     fn rows_scratch_bytes(&self, rows: usize) -> usize {
-        act_bytes(self.mode, rows, self.k)
+        act_bytes(self.mode(rows), rows, self.k)
     }
 
     fn scratch_bytes(&self) -> usize {
         match self.epilogue {
-            None => act_bytes(self.mode, self.max_tokens, self.k),
+            None => act_bytes(self.mode(self.max_tokens), self.max_tokens, self.k),
             // Whether the residual is the output is known only when the op runs.
             Some(_) => self.product_offset() + (self.max_tokens * self.n * size_of::<f32>()).next_multiple_of(64),
         }
@@ -207,6 +221,7 @@ impl Kernel for Linear {
         if tokens == 0 {
             return;
         }
+        let mode = self.mode(tokens);
         if self.rows(operands).is_some() && goes_by_rows(tokens, worker.size) {
             if phase == 0 {
                 // SAFETY: the caller's promise.
@@ -215,11 +230,11 @@ impl Kernel for Linear {
             return;
         }
         if phase == 0 {
-            let parts = worker.share(num_act_parts(self.mode, tokens));
+            let parts = worker.share(num_act_parts(mode, tokens));
             // SAFETY: x holds `tokens` rows; the scratch holds their layout, and parts are shared out.
             unsafe {
                 worker.kernels.prepare_act(
-                    self.mode,
+                    mode,
                     x.ptr().cast(),
                     x.row_stride(),
                     tokens,
@@ -246,10 +261,10 @@ impl Kernel for Linear {
             let columns = panels.start * PANEL_ROWS..(panels.end * PANEL_ROWS).min(self.n);
             // SAFETY: packed by `pack_weight`, prepared in phase 0; panels are shared out.
             unsafe {
-                let act = std::slice::from_raw_parts(worker.shared, act_bytes(self.mode, tokens, self.k));
+                let act = std::slice::from_raw_parts(worker.shared, act_bytes(mode, tokens, self.k));
                 worker.kernels.linear(kernels::Linear {
                     format: self.weight.format,
-                    mode: self.mode,
+                    mode,
                     n: self.n,
                     k: self.k,
                     tokens,
