@@ -1,6 +1,6 @@
 //! Paged attention of one sequence and one KV head: online softmax over the sequence's blocks (Milakov and
 //! Gimelshein, 2018). Owns the tiles: 4 rows (query × head of the group) against 64 keys. Decode is the case of one
-//! query. A cache in bf16 has products of its own, in `attention_bf16`.
+//! query. Caches in bf16 and of codes have products of their own, in `attention_bf16` and `attention_coded`.
 //!
 //! Keys are visited in panels of 16 and tiles of 4 panels that begin at fixed positions of the sequence, and a tile
 //! without a visible key leaves a row's state bitwise as it was. A row's result therefore depends on its own query
@@ -12,8 +12,10 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::attention_bf16::{QueryPairs, dots_pairs, round_queries, values_pairs};
+use crate::attention_coded::{TurnedQueries, dots_coded, turn_queries, values_coded};
 use crate::elementwise::softcap_vector;
 use crate::kv::{E4m3, KvDtype, KvElement, KvLayout};
+use crate::kv_coded::{I8, U4};
 use crate::math::exp2_nonpositive;
 use crate::simd::{LANES, Simd, unroll};
 
@@ -109,6 +111,14 @@ pub(crate) struct State<const R: usize> {
     pub(crate) out: [*mut f32; R],
 }
 
+/// What some caches want to have of the queries of a tile's rows besides themselves.
+struct QueryForms<const R: usize> {
+    /// Over a cache in bf16: them in bf16.
+    pairs: QueryPairs<R>,
+    /// Over one in codes of 4 bits: them turned.
+    turned: TurnedQueries<R>,
+}
+
 /// One panel of keys of the sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
@@ -135,6 +145,8 @@ pub(crate) unsafe fn run<S: Simd>(job: &Attention<'_>) {
             KvDtype::F16 => rows::<S, f16>(job),
             KvDtype::Bf16 => rows::<S, bf16>(job),
             KvDtype::E4m3 => rows::<S, E4m3>(job),
+            KvDtype::I8 => rows::<S, I8>(job),
+            KvDtype::U4 => rows::<S, U4>(job),
         }
     }
 }
@@ -172,9 +184,15 @@ unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first
     // SAFETY: the caller's promise.
     unsafe {
         let mut state = start::<R>(job, first_row);
-        let mut pairs = QueryPairs::<R>::new();
+        let mut forms = QueryForms::<R> {
+            pairs: QueryPairs::new(),
+            turned: TurnedQueries::new(),
+        };
         if E::PAIRS {
-            round_queries::<S, R>(job, &state, &mut pairs);
+            round_queries::<S, R>(job, &state, &mut forms.pairs);
+        }
+        if E::PER_BYTE == 2 {
+            turn_queries::<S, R>(job, &mut state, &mut forms.turned);
         }
         let (mut lo, mut hi) = (usize::MAX, 0);
         for visible in &state.visible {
@@ -186,7 +204,7 @@ unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first
             let last = panel_of(&job.layout, hi - 1);
             let mut panel = panel_of(&job.layout, lo) / PANELS * PANELS;
             while panel <= last {
-                keys::<S, E, R>(job, &mut state, &pairs, panel, last, &(lo..hi));
+                keys::<S, E, R>(job, &mut state, &forms, panel, last, &(lo..hi));
                 panel += PANELS;
             }
         }
@@ -273,7 +291,7 @@ pub(crate) unsafe fn tile_of_panels(
 unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
     job: &Attention<'_>,
     state: &mut State<R>,
-    pairs: &QueryPairs<R>,
+    forms: &QueryForms<R>,
     first: usize,
     last: usize,
     seen: &Range<usize>,
@@ -285,9 +303,9 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
         let mut i = 0;
         while i < count {
             i += match vectors::<S, R>() {
-                4 if count - i >= 4 => scores_of::<S, E, R, 4>(job, state, pairs, &panels, i, &mut scores),
-                2 if count - i >= 2 => scores_of::<S, E, R, 2>(job, state, pairs, &panels, i, &mut scores),
-                _ => scores_of::<S, E, R, 1>(job, state, pairs, &panels, i, &mut scores),
+                4 if count - i >= 4 => scores_of::<S, E, R, 4>(job, state, forms, &panels, i, &mut scores),
+                2 if count - i >= 2 => scores_of::<S, E, R, 2>(job, state, forms, &panels, i, &mut scores),
+                _ => scores_of::<S, E, R, 1>(job, state, forms, &panels, i, &mut scores),
             };
         }
         let mut factors = [1f32; R];
@@ -305,6 +323,10 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
         }
         if E::PAIRS {
             values_pairs::<S, R>(job, state, panels, &weights, &factors);
+            return;
+        }
+        if E::CODED {
+            values_coded::<S, E, R>(job, state, panels, &mut scores, &factors);
             return;
         }
         let dim = job.layout.head_dim;
@@ -341,7 +363,7 @@ pub(crate) const fn vectors<S: Simd, const R: usize>() -> usize {
 unsafe fn scores_of<S: Simd, E: KvElement, const R: usize, const P: usize>(
     job: &Attention<'_>,
     state: &State<R>,
-    pairs: &QueryPairs<R>,
+    forms: &QueryForms<R>,
     panels: &[Panel; PANELS],
     at: usize,
     scores: &mut [[f32; KEYS]; R],
@@ -349,7 +371,9 @@ unsafe fn scores_of<S: Simd, E: KvElement, const R: usize, const P: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         if E::PAIRS {
-            dots_pairs::<S, R, P>(job, pairs, panels, at, scores);
+            dots_pairs::<S, R, P>(job, &forms.pairs, panels, at, scores);
+        } else if E::CODED {
+            dots_coded::<S, E, R, P>(job, state, &forms.turned, panels, at, scores);
         } else {
             dots::<S, E, R, P>(job, state, panels, at, scores);
         }

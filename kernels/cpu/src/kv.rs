@@ -9,12 +9,15 @@
 //! In bf16 both lie in pairs, as dot products of bf16 read them: K \[kv_head\]\[panel\]\[head_dim / 2\]\[16\]\[2\]
 //! pairs dimensions (an odd last one with a zero), V \[kv_head\]\[token / 2\]\[head_dim\]\[2\] pairs tokens.
 //!
+//! Codes of 8 and 4 bits have a layout of their own, with the words of their scales behind all codes: `kv_coded`.
+//!
 //! Best with a `block_size` that is a multiple of 16; any other works. Nothing needs to be cleared: slots that were
 //! never written are never used.
 
 use half::{bf16, f16};
 
 use crate::e4m3::{e4m3_from_f32, e4m3_to_f32};
+use crate::kv_coded::{I8, MAX_U4_HEAD_DIM, U4, read_coded, write_coded};
 use crate::simd::{LANES, Simd};
 
 /// Element type of a KV cache.
@@ -29,19 +32,37 @@ pub enum KvDtype {
     Bf16,
     /// 8-bit float, 4 exponent and 3 mantissa bits, scale 1.
     E4m3,
+    /// Codes of 8 bits, with a scale for each token and head.
+    I8,
+    /// Codes of 4 bits, with a scale and a minimum for each token and head.
+    U4,
 }
 
 impl KvDtype {
     /// Every dtype.
-    pub const ALL: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::E4m3];
+    pub const ALL: [KvDtype; 6] = [
+        KvDtype::F32,
+        KvDtype::F16,
+        KvDtype::Bf16,
+        KvDtype::E4m3,
+        KvDtype::I8,
+        KvDtype::U4,
+    ];
+    /// Those whose elements stand alone: what latents are held in.
+    pub const FLOATS: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::E4m3];
 
-    /// Bytes of an element.
+    /// Bytes of an element; of U4, of the two that share it.
     pub const fn bytes(self) -> usize {
         match self {
             KvDtype::F32 => 4,
             KvDtype::F16 | KvDtype::Bf16 => 2,
-            KvDtype::E4m3 => 1,
+            KvDtype::E4m3 | KvDtype::I8 | KvDtype::U4 => 1,
         }
+    }
+
+    /// Whether elements are codes that mean something with their token's scale only.
+    pub const fn is_coded(self) -> bool {
+        matches!(self, KvDtype::I8 | KvDtype::U4)
     }
 }
 
@@ -74,10 +95,21 @@ impl KvLayout {
     /// Elements of one key as stored.
     #[inline(always)]
     const fn key_dim(&self) -> usize {
-        if self.in_pairs() {
-            self.head_dim.next_multiple_of(2)
-        } else {
-            self.head_dim
+        match self.dtype {
+            KvDtype::Bf16 => self.head_dim.next_multiple_of(2),
+            KvDtype::U4 => self.head_dim.div_ceil(2),
+            _ => self.head_dim,
+        }
+    }
+
+    /// Elements of one token's values as stored.
+    #[inline(always)]
+    pub(crate) const fn value_dim(&self) -> usize {
+        match self.dtype {
+            // Whole vectors of 16 codes, and of 32 where a byte holds two.
+            KvDtype::I8 => self.head_dim.next_multiple_of(LANES),
+            KvDtype::U4 => self.head_dim.next_multiple_of(2 * LANES) / 2,
+            _ => self.head_dim,
         }
     }
 
@@ -95,7 +127,7 @@ impl KvLayout {
         } else {
             self.block_size
         };
-        tokens * self.head_dim
+        tokens * self.value_dim()
     }
 
     /// Bytes of the K part.
@@ -103,9 +135,29 @@ impl KvLayout {
         self.num_kv_heads * self.k_head() * self.dtype.bytes()
     }
 
+    /// Bytes of K and V, without words of scales.
+    #[inline(always)]
+    const fn element_bytes(&self) -> usize {
+        self.k_bytes() + self.num_kv_heads * self.v_head() * self.dtype.bytes()
+    }
+
     /// Bytes of a block: K and V of `block_size` tokens.
     pub const fn block_bytes(&self) -> usize {
-        self.k_bytes() + self.num_kv_heads * self.v_head() * self.dtype.bytes()
+        if self.dtype.is_coded() {
+            // Scales of keys and of values, a word of 4 bytes each.
+            let words = 2 * self.num_kv_heads * self.panels() * LANES;
+            self.element_bytes() + words * 4
+        } else {
+            self.element_bytes()
+        }
+    }
+
+    /// Byte offset, inside a block, of the words that the keys (`part` 0) or values (`part` 1) of a panel's 16 tokens
+    /// are scaled by (codes only).
+    #[inline(always)]
+    pub(crate) const fn words(&self, part: usize, kv_head: usize, panel: usize) -> usize {
+        let before = (part * self.num_kv_heads + kv_head) * self.panels() + panel;
+        self.element_bytes() + before * LANES * 4
     }
 
     /// Byte offset, inside a block, of a panel of keys.
@@ -117,7 +169,7 @@ impl KvLayout {
     /// Byte offset, inside a block, of one token's values (not in pairs).
     #[inline(always)]
     pub(crate) const fn v_row(&self, kv_head: usize, token: usize) -> usize {
-        self.k_bytes() + (kv_head * self.v_head() + token * self.head_dim) * self.dtype.bytes()
+        self.k_bytes() + (kv_head * self.v_head() + token * self.value_dim()) * self.dtype.bytes()
     }
 
     /// Byte offset, inside a block, of the values of tokens 2·`pair` and 2·`pair` + 1 (in pairs).
@@ -154,10 +206,24 @@ pub(crate) trait KvElement: 'static {
     const BYTES: usize;
     /// Lies in pairs, for dot products of bf16.
     const PAIRS: bool = false;
-    /// 16 elements at `p`.
+    /// Is a code: `attention_coded` reads it, and nothing else.
+    const CODED: bool = false;
+    /// Codes in a byte.
+    const PER_BYTE: usize = 1;
+    /// 16 elements at `p`; where a byte holds two, those in its lower half.
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
+    /// Where a byte holds two elements: those in the upper halves of 16 bytes.
+    #[inline(always)]
+    unsafe fn load_upper<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load::<S>(p) }
+    }
     /// One element.
     unsafe fn read(p: *const u8) -> f32;
+}
+
+/// An element type that means a number by itself.
+pub(crate) trait KvNumber: KvElement {
     /// One element.
     unsafe fn write(p: *mut u8, v: f32);
 }
@@ -174,6 +240,9 @@ impl KvElement for f32 {
         // SAFETY: the caller has an element at `p`.
         unsafe { p.cast::<f32>().read_unaligned() }
     }
+}
+
+impl KvNumber for f32 {
     #[inline(always)]
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
@@ -193,6 +262,9 @@ impl KvElement for f16 {
         // SAFETY: the caller has an element at `p`.
         f16::from_bits(unsafe { p.cast::<u16>().read_unaligned() }).to_f32()
     }
+}
+
+impl KvNumber for f16 {
     #[inline(always)]
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
@@ -213,6 +285,9 @@ impl KvElement for bf16 {
         // SAFETY: the caller has an element at `p`.
         bf16::from_bits(unsafe { p.cast::<u16>().read_unaligned() }).to_f32()
     }
+}
+
+impl KvNumber for bf16 {
     #[inline(always)]
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
@@ -257,6 +332,9 @@ impl KvElement for E4m3 {
         // SAFETY: the caller has an element at `p`.
         e4m3_to_f32(unsafe { p.read() })
     }
+}
+
+impl KvNumber for E4m3 {
     #[inline(always)]
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
@@ -271,7 +349,8 @@ impl KvElement for E4m3 {
 /// `block` points to `layout.block_bytes()` writable bytes that no other thread touches in this token's slot.
 ///
 /// # Panics
-/// If `token` lies outside the block, or `k` or `v` is shorter than num_kv_heads · head_dim.
+/// If `token` lies outside the block, `k` or `v` is shorter than num_kv_heads · head_dim, or a head in U4 has more than
+/// [`MAX_U4_HEAD_DIM`] elements.
 pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
     let elements = layout.num_kv_heads * layout.head_dim;
     assert!(
@@ -283,6 +362,11 @@ pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32
         k.len() >= elements && v.len() >= elements,
         "K and V of {elements} elements"
     );
+    assert!(
+        layout.dtype != KvDtype::U4 || layout.head_dim <= MAX_U4_HEAD_DIM,
+        "heads of {} elements in U4",
+        layout.head_dim
+    );
     // SAFETY: checked above.
     unsafe {
         match layout.dtype {
@@ -290,11 +374,13 @@ pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32
             KvDtype::F16 => write_token::<f16>(layout, block, token, k, v),
             KvDtype::Bf16 => write_token_pairs(layout, block, token, k, v),
             KvDtype::E4m3 => write_token::<E4m3>(layout, block, token, k, v),
+            KvDtype::I8 => write_coded::<I8>(layout, block, token, k, v),
+            KvDtype::U4 => write_coded::<U4>(layout, block, token, k, v),
         }
     }
 }
 
-unsafe fn write_token<E: KvElement>(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
+unsafe fn write_token<E: KvNumber>(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
     let dim = layout.head_dim;
     for head in 0..layout.num_kv_heads {
         // SAFETY: head and token lie inside the layout, whose bytes the caller promised.
@@ -355,11 +441,13 @@ pub unsafe fn kv_read(layout: &KvLayout, block: *const u8, kv_head: usize, token
             KvDtype::F16 => read_token::<f16>(layout, block, kv_head, token, k, v),
             KvDtype::Bf16 => read_token::<bf16>(layout, block, kv_head, token, k, v),
             KvDtype::E4m3 => read_token::<E4m3>(layout, block, kv_head, token, k, v),
+            KvDtype::I8 => read_coded::<I8>(layout, block, kv_head, token, k, v),
+            KvDtype::U4 => read_coded::<U4>(layout, block, kv_head, token, k, v),
         }
     }
 }
 
-unsafe fn read_token<E: KvElement>(
+unsafe fn read_token<E: KvNumber>(
     layout: &KvLayout,
     block: *const u8,
     kv_head: usize,

@@ -9,7 +9,7 @@ pub enum BenchError {
     #[error(
         "{found}\nusage: halyard-bench [encode|schedule|step|version|startup|idle|all]… [--binary FILE] [--model \
          MODEL] [--check] [--json FILE]\n       halyard-bench perplexity --model MODEL… [--plugin FILE] [--tokens \
-         COUNT] [--json FILE]\n       halyard-bench compare --model MODEL [--binary FILE] [--plugin FILE] [--serve \
+         COUNT] [--kv-cache-dtype TYPE] [--json FILE]\n       halyard-bench compare --model MODEL [--binary FILE] [--plugin FILE] [--serve \
          ARGUMENTS] [--cpu-isa portable|avx2|avx512|…] [--peer \
          \"COMMAND … {{model}} … {{port}}\"] [--peer-model NAME] [--at ADDRESS] [--peer-at ADDRESS] [--rounds \
          COUNT] [--concurrency 1,4,16,64] [--max-len TOKENS] [--warm-up TOKENS] [--layer-parameters COUNT] \
