@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn scale_and_minimum_are_rounded_outwards() {
-        for x in [1.001f32, -1.001, 3e-41, -3e-41, 1e38, -1e38, 0.0] {
+        for x in [1.001f32, -1.001, 1.006, -1.006, 3e-41, -3e-41, 1e38, -1e38, 0.0] {
             let down = not_above(x);
             let above = match down.to_f32() {
                 v if v < 0.0 => bf16::from_bits(down.to_bits() - 1),
@@ -171,6 +171,9 @@ mod tests {
             };
             assert!(down.to_f32() <= x && above.to_f32() > x || x == 0.0, "{x}: {down}");
         }
+        // 1.006 lies between the bf16 1 and 1.0078, nearer to that; 1/15 between 0.06641 (0x3D88) and 0.06689 (0x3D89).
+        let bytes = encode(DType::U4, &[1.006, 2.0], false);
+        assert_eq!(bytes[1..], [0x89, 0x3D, 0x80, 0x3F]);
     }
 
     #[test]

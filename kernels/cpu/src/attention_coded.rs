@@ -4,9 +4,9 @@
 
 use std::mem::MaybeUninit;
 
-use crate::attention::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
-use crate::kv::KvElement;
+use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
 use crate::kv_coded::{MAX_U4_HEAD_DIM, turn};
+use crate::kv_layout::KvElement;
 use crate::simd::{LANES, Simd, unroll};
 
 /// Scale and minimum of a panel's 16 tokens.

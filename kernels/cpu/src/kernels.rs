@@ -6,11 +6,11 @@ use half::{bf16, f16};
 
 use crate::act::{ActJob, ActMode, act_bytes, num_act_parts};
 use crate::activation::Activation;
-use crate::attention::Attention;
 use crate::attention_bf16::MAX_HEAD_DIM;
+use crate::attention_job::Attention;
 use crate::format::WeightFormat;
-use crate::kv::KvDtype;
 use crate::kv_coded::MAX_U4_HEAD_DIM;
+use crate::kv_layout::KvDtype;
 use crate::latent::LatentAttention;
 use crate::linear::{LINEAR_SCRATCH, Linear, linear_supports};
 use crate::linear_f32::{self, few_tokens};

@@ -16,7 +16,7 @@
 //!
 //! A byte belongs to one token alone, so that tokens may be written at once.
 
-use crate::kv::{KvElement, KvLayout};
+use crate::kv_layout::{KvElement, KvLayout};
 use crate::simd::{LANES, Simd};
 
 /// Codes of 8 bits.

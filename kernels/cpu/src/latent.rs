@@ -12,8 +12,10 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::attention::{KEYS, softmax_row};
-use crate::kv::{E4m3, KvDtype, KvNumber};
+use crate::attention::softmax_row;
+use crate::attention_job::KEYS;
+use crate::kv::E4m3;
+use crate::kv_layout::{KvDtype, KvNumber};
 use crate::simd::{LANES, Simd, unroll};
 
 /// Shape of one layer's block.

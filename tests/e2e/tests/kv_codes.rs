@@ -10,7 +10,7 @@ async fn a_cache_of_codes_serves_and_is_named() {
     for kv in ["bfloat16", "int8", "int4_per_token_head"] {
         let server = Server::tiny(&[
             &format!("--kv-cache-dtype={kv}"),
-            "--kv-cache-memory-bytes=1MiB",
+            "--kv-cache-memory-bytes=512KiB",
             "--max-num-seqs=256",
         ]);
         let prompt: Vec<u64> = (0..70).map(|at| (at * 37 + 5) % 440).collect();
@@ -34,9 +34,9 @@ async fn a_cache_of_codes_serves_and_is_named() {
         let info: Value = info.json().await.expect("JSON");
         tokens.push(info["max_total_tokens"].as_u64().expect("a number"));
     }
-    // The fixture's heads have 16 values, beside which a word of 4 bytes is much: 32 bytes, 20 and 12.
+    // The fixture's heads have 16 values: 64 bytes of key and value, 40, and 32, as values of 4 bits fill rows of 32.
     let [bf16, int8, int4] = tokens[..] else {
         unreachable!("three servers")
     };
-    assert!(int8 * 10 > bf16 * 15 && int4 * 10 > bf16 * 25, "{tokens:?}");
+    assert!(int8 * 10 > bf16 * 15 && int4 >= bf16 * 2, "{tokens:?}");
 }
