@@ -462,7 +462,7 @@ fn codes_of_unusual_heads_are_as_the_formats_say() {
             let limit = match dtype {
                 KvDtype::I8 => most.max(-least) / 254.0 * 1.0001,
                 // 2^-133 is the smallest bf16 above 0.
-                _ => (most - least + least.abs() / 128.0) / 30.0 * 1.01 + 2f32.powi(-133),
+                _ => (most - least + least.abs() / 128.0) / 30.0 * 1.01 + f32::from_bits(1 << 16),
             } + 1e-44;
             for (value, x) in values.iter().zip(x) {
                 assert!((value - x).abs() <= limit, "{dtype:?}: {x} became {value}");
