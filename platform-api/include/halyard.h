@@ -114,17 +114,19 @@ extern "C" {
 #define HALYARD_INTERFACE_LORA_RESOLVER 34u
 #define HALYARD_INTERFACE_LOGITS_PROCESSOR 35u
 
-/* Element type of a tensor. Types of 4 bits are none: what is packed that tightly crosses as U8. */
+/* Element type of a tensor. No tensor has one of 4 bits: what is packed that tightly crosses as U8. */
 #define HALYARD_DTYPE_U8 0u /**< Bytes without a meaning of their own (KV pages, packed weights, row structs). */
 #define HALYARD_DTYPE_F32 1u /**< IEEE 754 binary32. */
 #define HALYARD_DTYPE_F16 2u /**< IEEE 754 binary16. */
 #define HALYARD_DTYPE_BF16 3u /**< bfloat16: the upper half of a binary32. */
 #define HALYARD_DTYPE_I32 4u /**< Signed 32-bit. */
-#define HALYARD_DTYPE_I8 5u /**< Signed 8-bit. */
+#define HALYARD_DTYPE_I8 5u /**< Signed 8-bit. As the type of a KV cache: codes with a scale for each token and head. */
 /** 8-bit float, 4 exponent and 3 mantissa bits, no infinities (OCP OFP8 E4M3). What is written as one rounds to the
  * nearest, of two the even one; beyond ±448 it is ±448; NaN stays NaN. */
 #define HALYARD_DTYPE_F8E4M3 6u
 #define HALYARD_DTYPE_I64 7u /**< Signed 64-bit. */
+/** Codes of 4 bits with a scale and a minimum for each token and head: the type of a KV cache, never of a tensor. */
+#define HALYARD_DTYPE_U4 8u
 
 /* Storage format of a weight's rows: what model files hold, before a backend packs it. A row is a whole number of
  * blocks, one behind the other, and the row's tail, where there is one. All numbers are little-endian. The block
@@ -1625,13 +1627,18 @@ typedef struct halyard_rope_desc {
 /** Op kv_write (HALYARD_OP_KV_WRITE).
  *
  * Stores k[t] and v[t] at slot slots[t] = page · block_size + index in the block; −1 stores nothing. The slots of a
- * call differ. */
+ * call differ. Held is each value rounded to kv's type, but in I8 and U4, for the values x of one head of a token: I8:
+ * s·q with s = max|x| / 127 and q = x / s rounded. U4: s·q + m with q = (x − m) / s rounded, m = min x rounded down to
+ * bf16 and s = (max x − m) / 15 rounded up to bf16; of keys, x is turned before, and turned back when read (or q is
+ * turned instead): in each run of n values, n the largest power of 2 that divides head_dim, by H/√n, with (a, b) ← (a
+ * + b, a − b) for values 1 apart, then 2, 4, … n/2, then · 1/√n. All in f32, rounded to the nearest whole number, of
+ * two the even one; where s is 0, q is 0. One value that is not finite makes its head NaN. */
 typedef struct halyard_kv_write_desc {
     uint32_t struct_size;
     uint32_t num_kv_heads; /**< Heads of k and v. */
     uint32_t head_dim; /**< Values of a head. */
     uint32_t act; /**< Type of k and v (HALYARD_DTYPE_). */
-    uint32_t kv; /**< Type held (HALYARD_DTYPE_). */
+    uint32_t kv; /**< Type held: F32, F16, BF16, F8E4M3, or I8 or U4 with scales (HALYARD_DTYPE_). */
     uint32_t block_size; /**< Tokens of a block. */
     uint32_t backend; /**< Index of the attention backend in the attention interface's list. */
     uint32_t max_tokens; /**< Most tokens of one call. */

@@ -116,13 +116,19 @@ impl Tensor {
     ///
     /// # Errors
     /// `InvalidArgument` for a rank outside 1 to 4 and an offset within an element; `Unsupported` for a type that is
-    /// not known here.
+    /// not known here, or not a tensor's.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if !(1..=4).contains(&self.rank) {
             return Err(Error::invalid(format!("rank {}: a tensor has 1 to 4 axes", self.rank)));
         }
-        let bytes = DType::from_code(self.dtype)?.bytes() as u64;
+        let dtype = DType::from_code(self.dtype)?;
+        if dtype == DType::U4 {
+            return Err(Error::unsupported(
+                "a tensor in U4, which is the type of a KV cache alone",
+            ));
+        }
+        let bytes = dtype.bytes() as u64;
         // Sizes are powers of two; a division would be felt in every encode.
         if self.offset & (bytes - 1) != 0 {
             return Err(Error::invalid(format!(

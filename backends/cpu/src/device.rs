@@ -39,7 +39,7 @@ pub struct CpuDevice {
 /// The device's facts with `threads` threads and these kernels.
 pub(crate) fn info(threads: usize, kernels: &Kernels) -> DeviceInfo {
     let memory = Memory::new();
-    let kv_dtypes = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::F8E4M3]);
+    let kv_dtypes = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I8, DType::U4]);
     DeviceInfo {
         name: cpu_name(),
         detail: format!("{:?}, {threads} threads", kernels.isa()),

@@ -5,7 +5,8 @@
 use halyard_platform_api::ops::{Attention, LatentAttention};
 use halyard_platform_api::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, DType, Error, Result, Status};
 
-use crate::element::{FLOATS, KV_TYPES};
+use crate::element::{FLOATS, KV_TYPES, LATENT_TYPES};
+use crate::held;
 use crate::support::{Reasons, require_in};
 
 /// Index of the backend that materialises the scores.
@@ -35,7 +36,7 @@ pub struct KvLayout {
 impl KvLayout {
     /// Bytes of one head's values of one token.
     pub fn head_bytes(&self) -> usize {
-        self.head_dim * self.kv.bytes()
+        held::head_bytes(self.kv, self.head_dim)
     }
 
     /// Bytes of a block: keys and values.
@@ -181,7 +182,7 @@ pub(crate) fn check_latent(spec: &LatentAttention) -> Result<()> {
     check_backend(spec.backend)?;
     let mut reasons = Reasons::default();
     require_in(&mut reasons, "act", spec.act, &FLOATS);
-    require_in(&mut reasons, "kv", spec.kv, &KV_TYPES);
+    require_in(&mut reasons, "kv", spec.kv, &LATENT_TYPES);
     let sizes = [
         ("num_heads", spec.num_heads),
         ("latent_dim", spec.latent_dim),

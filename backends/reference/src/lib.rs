@@ -16,6 +16,7 @@ mod element;
 mod encoder;
 mod export;
 mod handles;
+mod held;
 mod memory;
 mod operand;
 mod ops;

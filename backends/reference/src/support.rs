@@ -4,7 +4,7 @@ use halyard_platform_api::ops::{KvWrite, LatentWrite, QuantizeAct, QuantizeSchem
 use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 
 use crate::attention_registry;
-use crate::element::{FLOATS, KV_TYPES};
+use crate::element::{FLOATS, KV_TYPES, LATENT_TYPES};
 
 /// Reasons against a spec.
 #[derive(Default)]
@@ -145,7 +145,7 @@ fn check_latent_write(op: &LatentWrite) -> Result<()> {
     attention_registry::check_backend(op.backend)?;
     let mut r = Reasons::default();
     require_in(&mut r, "act", op.act, &FLOATS);
-    require_in(&mut r, "kv", op.kv, &KV_TYPES);
+    require_in(&mut r, "kv", op.kv, &LATENT_TYPES);
     r.require(op.latent_dim > 0 && op.rope_dim > 0, || {
         format!("latent_dim {} or rope_dim {} is 0", op.latent_dim, op.rope_dim)
     });

@@ -1,6 +1,6 @@
 //! Paged attention of one sequence and one KV head: online softmax over the sequence's blocks (Milakov and
 //! Gimelshein, 2018). Owns the tiles: 4 rows (query × head of the group) against 64 keys. Decode is the case of one
-//! query. A cache in bf16 has products of its own, in `attention_bf16`.
+//! query. Caches in bf16 and of codes have products of their own, in `attention_bf16` and `attention_coded`.
 //!
 //! Keys are visited in panels of 16 and tiles of 4 panels that begin at fixed positions of the sequence, and a tile
 //! without a visible key leaves a row's state bitwise as it was. A row's result therefore depends on its own query
@@ -12,114 +12,22 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::attention_bf16::{QueryPairs, dots_pairs, round_queries, values_pairs};
-use crate::elementwise::softcap_vector;
-use crate::kv::{E4m3, KvDtype, KvElement, KvLayout};
+use crate::attention_coded::{TurnedQueries, dots_coded, turn_queries, values_coded};
+use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
+use crate::kv::E4m3;
+use crate::kv_coded::{I8, U4};
+use crate::kv_layout::{KvDtype, KvElement, KvLayout};
 use crate::math::exp2_nonpositive;
 use crate::simd::{LANES, Simd, unroll};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
-/// Key panels of a tile.
-pub(crate) const PANELS: usize = 4;
-/// Keys of a tile.
-pub(crate) const KEYS: usize = PANELS * LANES;
-
-/// One call: some queries of one sequence, all query heads that share one KV head.
-#[derive(Debug, Clone)]
-pub struct Attention<'a> {
-    /// Layout of the blocks.
-    pub layout: KvLayout,
-    /// First block of the pool, at this layer's bytes.
-    pub pool: *const u8,
-    /// Bytes between two blocks of the pool, at least `layout.block_bytes()`.
-    pub block_stride: usize,
-    /// The sequence's blocks in order; enough for `kv_len` tokens. Entries wholly outside every query's window may be
-    /// stale or negative; the others may not.
-    pub block_table: &'a [i32],
-    /// Tokens of the sequence in the cache, those of this step included.
-    pub kv_len: usize,
-    /// The KV head.
-    pub kv_head: usize,
-    /// Query heads per KV head; head h of the group is query head kv_head · group + h.
-    pub group: usize,
-    /// Queries \[num_queries\]\[heads\]\[head_dim\] f32; points to query 0, head kv_head · group.
-    pub q: *const f32,
-    /// Elements between two queries.
-    pub q_stride: usize,
-    /// Elements between two query heads.
-    pub q_head_stride: usize,
-    /// Output, shaped as `q`; points to query 0, head kv_head · group.
-    pub out: *mut f32,
-    /// Elements between two output queries.
-    pub out_stride: usize,
-    /// Elements between two output heads.
-    pub out_head_stride: usize,
-    /// Queries that this call computes, as indices into `q` and `out`.
-    pub queries: Range<usize>,
-    /// Position of query 0 in the sequence.
-    pub first_position: usize,
-    /// Factor on q·k.
-    pub scale: f32,
-    /// cap · tanh(score / cap) after scaling.
-    pub softcap: Option<f32>,
-    /// A query at position p sees keys at positions ≤ p; without it, every key.
-    pub causal: bool,
-    /// A query at position p sees keys at positions > p − window.
-    pub window: Option<usize>,
-    /// Logit of a sink per head of the group: it takes part in the sum and has no value.
-    pub sinks: Option<&'a [f32]>,
-}
-
-impl Attention<'_> {
-    /// Keys that the query at `position` sees.
-    #[inline(always)]
-    pub(crate) fn visible(&self, position: usize) -> Range<usize> {
-        let end = if self.causal {
-            self.kv_len.min(position + 1)
-        } else {
-            self.kv_len
-        };
-        let start = match self.window {
-            Some(window) => (position + 1).saturating_sub(window),
-            None => 0,
-        };
-        start.min(end)..end
-    }
-
-    /// The block that holds `block_index` of the sequence.
-    #[inline(always)]
-    pub(crate) unsafe fn block(&self, block_index: usize) -> *const u8 {
-        // A tile may begin in a block that left the window, whose entry says nothing: its keys are masked, so any block
-        // will do.
-        let id = self.block_table[block_index].max(0);
-        // SAFETY: the caller of `Kernels::attention` promised the pool.
-        unsafe { self.pool.add(id as usize * self.block_stride) }
-    }
-}
-
-/// Running softmax of a tile's rows.
-pub(crate) struct State<const R: usize> {
-    /// Keys each row sees.
-    visible: [Range<usize>; R],
-    /// Largest score so far. Scores are base-2 logarithms of weights.
-    max: [f32; R],
-    /// Σ 2^(score − max), in parts.
-    sum: [[f32; LANES]; R],
-    pub(crate) q: [*const f32; R],
-    pub(crate) out: [*mut f32; R],
-}
-
-/// One panel of keys of the sequence.
-#[derive(Clone, Copy)]
-pub(crate) struct Panel {
-    pub(crate) block: *const u8,
-    /// Panel inside its block.
-    pub(crate) index: usize,
-    /// Position of its first token, and the number of its tokens that are in the cache.
-    pub(crate) start: usize,
-    pub(crate) len: usize,
-    /// First of its tokens that any row of the tile sees: what lies before may never have been written.
-    pub(crate) from: usize,
+/// What some caches want to have of the queries of a tile's rows besides themselves.
+struct QueryForms<const R: usize> {
+    /// Over a cache in bf16: them in bf16.
+    pairs: QueryPairs<R>,
+    /// Over one in codes of 4 bits: them turned.
+    turned: TurnedQueries<R>,
 }
 
 /// Runs the call for one element type.
@@ -135,6 +43,8 @@ pub(crate) unsafe fn run<S: Simd>(job: &Attention<'_>) {
             KvDtype::F16 => rows::<S, f16>(job),
             KvDtype::Bf16 => rows::<S, bf16>(job),
             KvDtype::E4m3 => rows::<S, E4m3>(job),
+            KvDtype::I8 => rows::<S, I8>(job),
+            KvDtype::U4 => rows::<S, U4>(job),
         }
     }
 }
@@ -172,9 +82,15 @@ unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first
     // SAFETY: the caller's promise.
     unsafe {
         let mut state = start::<R>(job, first_row);
-        let mut pairs = QueryPairs::<R>::new();
+        let mut forms = QueryForms::<R> {
+            pairs: QueryPairs::new(),
+            turned: TurnedQueries::new(),
+        };
         if E::PAIRS {
-            round_queries::<S, R>(job, &state, &mut pairs);
+            round_queries::<S, R>(job, &state, &mut forms.pairs);
+        }
+        if E::PER_BYTE == 2 {
+            turn_queries::<S, R>(job, &mut state, &mut forms.turned);
         }
         let (mut lo, mut hi) = (usize::MAX, 0);
         for visible in &state.visible {
@@ -186,7 +102,7 @@ unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first
             let last = panel_of(&job.layout, hi - 1);
             let mut panel = panel_of(&job.layout, lo) / PANELS * PANELS;
             while panel <= last {
-                keys::<S, E, R>(job, &mut state, &pairs, panel, last, &(lo..hi));
+                keys::<S, E, R>(job, &mut state, &forms, panel, last, &(lo..hi));
                 panel += PANELS;
             }
         }
@@ -273,7 +189,7 @@ pub(crate) unsafe fn tile_of_panels(
 unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
     job: &Attention<'_>,
     state: &mut State<R>,
-    pairs: &QueryPairs<R>,
+    forms: &QueryForms<R>,
     first: usize,
     last: usize,
     seen: &Range<usize>,
@@ -285,9 +201,9 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
         let mut i = 0;
         while i < count {
             i += match vectors::<S, R>() {
-                4 if count - i >= 4 => scores_of::<S, E, R, 4>(job, state, pairs, &panels, i, &mut scores),
-                2 if count - i >= 2 => scores_of::<S, E, R, 2>(job, state, pairs, &panels, i, &mut scores),
-                _ => scores_of::<S, E, R, 1>(job, state, pairs, &panels, i, &mut scores),
+                4 if count - i >= 4 => scores_of::<S, E, R, 4>(job, state, forms, &panels, i, &mut scores),
+                2 if count - i >= 2 => scores_of::<S, E, R, 2>(job, state, forms, &panels, i, &mut scores),
+                _ => scores_of::<S, E, R, 1>(job, state, forms, &panels, i, &mut scores),
             };
         }
         let mut factors = [1f32; R];
@@ -307,6 +223,10 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
             values_pairs::<S, R>(job, state, panels, &weights, &factors);
             return;
         }
+        if E::CODED {
+            values_coded::<S, E, R>(job, state, panels, &mut scores, &factors);
+            return;
+        }
         let dim = job.layout.head_dim;
         let mut d = 0;
         while d + LANES <= dim {
@@ -323,25 +243,12 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
     }
 }
 
-/// Vectors that R rows are multiplied with at once (panels of keys, or pieces of values): as many as leave all sums in
-/// registers.
-#[inline(always)]
-pub(crate) const fn vectors<S: Simd, const R: usize>() -> usize {
-    match R {
-        _ if !S::TILES => 1,
-        _ if S::LARGE_TILES => 4,
-        1 => 4,
-        2 => 2,
-        _ => 1,
-    }
-}
-
 /// Scores of R rows and P panels from `at` on; gives P.
 #[inline(always)]
 unsafe fn scores_of<S: Simd, E: KvElement, const R: usize, const P: usize>(
     job: &Attention<'_>,
     state: &State<R>,
-    pairs: &QueryPairs<R>,
+    forms: &QueryForms<R>,
     panels: &[Panel; PANELS],
     at: usize,
     scores: &mut [[f32; KEYS]; R],
@@ -349,7 +256,9 @@ unsafe fn scores_of<S: Simd, E: KvElement, const R: usize, const P: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         if E::PAIRS {
-            dots_pairs::<S, R, P>(job, pairs, panels, at, scores);
+            dots_pairs::<S, R, P>(job, &forms.pairs, panels, at, scores);
+        } else if E::CODED {
+            dots_coded::<S, E, R, P>(job, state, &forms.turned, panels, at, scores);
         } else {
             dots::<S, E, R, P>(job, state, panels, at, scores);
         }
@@ -387,41 +296,6 @@ unsafe fn dots<S: Simd, E: KvElement, const R: usize, const P: usize>(
             });
         }
         finish_scores::<S, R, P>(job, &sums, at, scores);
-    }
-}
-
-/// Scales and caps the sums of P panels from `at` on, and stores them as base-2 logarithms.
-///
-/// # Safety
-/// The CPU has `S`'s instruction set; at + P ≤ PANELS.
-#[inline(always)]
-pub(crate) unsafe fn finish_scores<S: Simd, const R: usize, const P: usize>(
-    job: &Attention<'_>,
-    sums: &[[S::F; P]; R],
-    at: usize,
-    scores: &mut [[f32; KEYS]; R],
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let scale = S::splat(if job.softcap.is_some() {
-            job.scale
-        } else {
-            job.scale * LOG2_E
-        });
-        unroll!(r in 0..R => {
-            for p in 0..P {
-                S::store(scores[r].as_mut_ptr().add((at + p) * LANES), S::mul(sums[r][p], scale));
-            }
-        });
-        if let Some(cap) = job.softcap {
-            for scores in scores.iter_mut() {
-                for p in at..at + P {
-                    let score = scores.as_mut_ptr().add(p * LANES);
-                    let capped = softcap_vector::<S>(S::load(score), cap);
-                    S::store(score, S::mul(capped, S::splat(LOG2_E)));
-                }
-            }
-        }
     }
 }
 

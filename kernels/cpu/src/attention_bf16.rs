@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use half::bf16;
 
-use crate::attention::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
+use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
 use crate::simd::{LANES, Simd, unroll};
 
 /// Largest head dimension of a cache in bf16: queries are rounded into a buffer of that length on the stack.

@@ -6,9 +6,10 @@
 use std::ops::Range;
 
 use crate::amx;
-use crate::attention::{self, Attention, KEYS, PANELS, Panel, mask, panel_of, softmax_row, tile_of_panels};
+use crate::attention::{self, mask, panel_of, softmax_row, tile_of_panels};
+use crate::attention_job::{Attention, KEYS, PANELS, Panel};
 use crate::elementwise::softcap_vector;
-use crate::kv::{KvDtype, KvLayout};
+use crate::kv_layout::{KvDtype, KvLayout};
 use crate::simd::{LANES, Simd};
 
 /// Rows of a tile.

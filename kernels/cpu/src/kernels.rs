@@ -6,10 +6,11 @@ use half::{bf16, f16};
 
 use crate::act::{ActJob, ActMode, act_bytes, num_act_parts};
 use crate::activation::Activation;
-use crate::attention::Attention;
 use crate::attention_bf16::MAX_HEAD_DIM;
+use crate::attention_job::Attention;
 use crate::format::WeightFormat;
-use crate::kv::KvDtype;
+use crate::kv_coded::MAX_U4_HEAD_DIM;
+use crate::kv_layout::KvDtype;
 use crate::latent::LatentAttention;
 use crate::linear::{LINEAR_SCRATCH, Linear, linear_supports};
 use crate::linear_f32::{self, few_tokens};
@@ -138,8 +139,10 @@ impl Kernels {
     /// them; queries are readable and `out` is writable for `queries` and `heads`, at the given strides.
     ///
     /// # Panics
-    /// If the block table ends before the last query's position or holds a negative block, or the scratch is short.
+    /// If the block table ends before the last query's position or holds a negative block, the scratch is short, or
+    /// the layout's type is one of codes.
     pub unsafe fn latent_attention(&self, mut job: LatentAttention<'_>) {
+        assert!(!job.layout.dtype.is_coded(), "latents in {:?}", job.layout.dtype);
         let end = job.first_position + job.queries.end;
         let blocks = &job.block_table[..end.div_ceil(job.layout.block_size)];
         assert!(
@@ -164,7 +167,8 @@ impl Kernels {
     ///
     /// # Panics
     /// If the block table is shorter than `kv_len` tokens, holds a negative block inside the window, `sinks` is shorter
-    /// than the group, the KV head is out of range, or a head in bf16 has more than `MAX_BF16_HEAD_DIM` elements.
+    /// than the group, the KV head is out of range, or a head in bf16 has more than `MAX_BF16_HEAD_DIM` elements, or in
+    /// U4 more than `MAX_U4_HEAD_DIM`.
     pub unsafe fn attention(&self, job: &Attention<'_>) {
         let blocks = job.kv_len.div_ceil(job.layout.block_size);
         assert!(
@@ -181,6 +185,11 @@ impl Kernels {
         assert!(
             job.layout.dtype != KvDtype::Bf16 || job.layout.head_dim <= MAX_HEAD_DIM,
             "heads of {} elements in bf16",
+            job.layout.head_dim
+        );
+        assert!(
+            job.layout.dtype != KvDtype::U4 || job.layout.head_dim <= MAX_U4_HEAD_DIM,
+            "heads of {} elements in U4",
             job.layout.head_dim
         );
         assert!(

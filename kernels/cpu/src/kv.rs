@@ -1,166 +1,12 @@
-//! The paged KV cache of one layer: the layout of a block, and writing one token into it. Owns the layout; the
-//! attention kernel reads it.
-//!
-//! A block of `block_size` tokens is a K part followed by a V part, element type [`KvDtype`]:
-//! - K \[kv_head\]\[panel\]\[head_dim\]\[16\]: panels of 16 tokens, token fastest, so that one vector holds one
-//!   dimension of 16 keys and q·K needs no sums across lanes. A last panel of fewer tokens is padded.
-//! - V \[kv_head\]\[token\]\[head_dim\]: one vector holds 16 dimensions of one token.
-//!
-//! In bf16 both lie in pairs, as dot products of bf16 read them: K \[kv_head\]\[panel\]\[head_dim / 2\]\[16\]\[2\]
-//! pairs dimensions (an odd last one with a zero), V \[kv_head\]\[token / 2\]\[head_dim\]\[2\] pairs tokens.
-//!
-//! Best with a `block_size` that is a multiple of 16; any other works. Nothing needs to be cleared: slots that were
-//! never written are never used.
+//! Writing one token into a block of the KV cache (`kv_layout`) and reading it back, and the element types that mean a
+//! number by themselves.
 
 use half::{bf16, f16};
 
 use crate::e4m3::{e4m3_from_f32, e4m3_to_f32};
+use crate::kv_coded::{I8, MAX_U4_HEAD_DIM, U4, read_coded, write_coded};
+use crate::kv_layout::{KvDtype, KvElement, KvLayout, KvNumber};
 use crate::simd::{LANES, Simd};
-
-/// Element type of a KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum KvDtype {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// 8-bit float, 4 exponent and 3 mantissa bits, scale 1.
-    E4m3,
-}
-
-impl KvDtype {
-    /// Every dtype.
-    pub const ALL: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::E4m3];
-
-    /// Bytes of an element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            KvDtype::F32 => 4,
-            KvDtype::F16 | KvDtype::Bf16 => 2,
-            KvDtype::E4m3 => 1,
-        }
-    }
-}
-
-/// Shape of one layer's block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct KvLayout {
-    /// Element type.
-    pub dtype: KvDtype,
-    /// Tokens in a block, at least 1.
-    pub block_size: usize,
-    /// KV heads.
-    pub num_kv_heads: usize,
-    /// Elements of a head, K and V alike.
-    pub head_dim: usize,
-}
-
-impl KvLayout {
-    /// Panels of 16 keys in a block.
-    #[inline(always)]
-    pub(crate) const fn panels(&self) -> usize {
-        self.block_size.div_ceil(LANES)
-    }
-
-    /// Whether elements lie in pairs.
-    #[inline(always)]
-    const fn in_pairs(&self) -> bool {
-        matches!(self.dtype, KvDtype::Bf16)
-    }
-
-    /// Elements of one key as stored.
-    #[inline(always)]
-    const fn key_dim(&self) -> usize {
-        if self.in_pairs() {
-            self.head_dim.next_multiple_of(2)
-        } else {
-            self.head_dim
-        }
-    }
-
-    /// Elements of one head's K in a block.
-    #[inline(always)]
-    const fn k_head(&self) -> usize {
-        self.panels() * LANES * self.key_dim()
-    }
-
-    /// Elements of one head's V in a block.
-    #[inline(always)]
-    const fn v_head(&self) -> usize {
-        let tokens = if self.in_pairs() {
-            self.block_size.next_multiple_of(2)
-        } else {
-            self.block_size
-        };
-        tokens * self.head_dim
-    }
-
-    /// Bytes of the K part.
-    pub const fn k_bytes(&self) -> usize {
-        self.num_kv_heads * self.k_head() * self.dtype.bytes()
-    }
-
-    /// Bytes of a block: K and V of `block_size` tokens.
-    pub const fn block_bytes(&self) -> usize {
-        self.k_bytes() + self.num_kv_heads * self.v_head() * self.dtype.bytes()
-    }
-
-    /// Byte offset, inside a block, of a panel of keys.
-    #[inline(always)]
-    pub(crate) const fn k_panel(&self, kv_head: usize, panel: usize) -> usize {
-        (kv_head * self.k_head() + panel * LANES * self.key_dim()) * self.dtype.bytes()
-    }
-
-    /// Byte offset, inside a block, of one token's values (not in pairs).
-    #[inline(always)]
-    pub(crate) const fn v_row(&self, kv_head: usize, token: usize) -> usize {
-        self.k_bytes() + (kv_head * self.v_head() + token * self.head_dim) * self.dtype.bytes()
-    }
-
-    /// Byte offset, inside a block, of the values of tokens 2·`pair` and 2·`pair` + 1 (in pairs).
-    #[inline(always)]
-    pub(crate) const fn v_pair(&self, kv_head: usize, pair: usize) -> usize {
-        self.k_bytes() + (kv_head * self.v_head() + 2 * pair * self.head_dim) * self.dtype.bytes()
-    }
-
-    /// Byte offset, inside a block, of one element of a key.
-    #[inline(always)]
-    fn k_element(&self, kv_head: usize, token: usize, d: usize) -> usize {
-        let lane = token % LANES;
-        let index = if self.in_pairs() {
-            (d / 2 * LANES + lane) * 2 + d % 2
-        } else {
-            d * LANES + lane
-        };
-        self.k_panel(kv_head, token / LANES) + index * self.dtype.bytes()
-    }
-
-    /// Byte offset, inside a block, of one element of a value.
-    #[inline(always)]
-    pub(crate) fn v_element(&self, kv_head: usize, token: usize, d: usize) -> usize {
-        if self.in_pairs() {
-            self.v_pair(kv_head, token / 2) + (2 * d + token % 2) * self.dtype.bytes()
-        } else {
-            self.v_row(kv_head, token) + d * self.dtype.bytes()
-        }
-    }
-}
-
-/// An element type as kernels read it.
-pub(crate) trait KvElement: 'static {
-    const BYTES: usize;
-    /// Lies in pairs, for dot products of bf16.
-    const PAIRS: bool = false;
-    /// 16 elements at `p`.
-    unsafe fn load<S: Simd>(p: *const u8) -> S::F;
-    /// One element.
-    unsafe fn read(p: *const u8) -> f32;
-    /// One element.
-    unsafe fn write(p: *mut u8, v: f32);
-}
 
 impl KvElement for f32 {
     const BYTES: usize = 4;
@@ -174,6 +20,9 @@ impl KvElement for f32 {
         // SAFETY: the caller has an element at `p`.
         unsafe { p.cast::<f32>().read_unaligned() }
     }
+}
+
+impl KvNumber for f32 {
     #[inline(always)]
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
@@ -193,6 +42,9 @@ impl KvElement for f16 {
         // SAFETY: the caller has an element at `p`.
         f16::from_bits(unsafe { p.cast::<u16>().read_unaligned() }).to_f32()
     }
+}
+
+impl KvNumber for f16 {
     #[inline(always)]
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
@@ -213,6 +65,9 @@ impl KvElement for bf16 {
         // SAFETY: the caller has an element at `p`.
         bf16::from_bits(unsafe { p.cast::<u16>().read_unaligned() }).to_f32()
     }
+}
+
+impl KvNumber for bf16 {
     #[inline(always)]
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
@@ -257,6 +112,9 @@ impl KvElement for E4m3 {
         // SAFETY: the caller has an element at `p`.
         e4m3_to_f32(unsafe { p.read() })
     }
+}
+
+impl KvNumber for E4m3 {
     #[inline(always)]
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
@@ -271,7 +129,8 @@ impl KvElement for E4m3 {
 /// `block` points to `layout.block_bytes()` writable bytes that no other thread touches in this token's slot.
 ///
 /// # Panics
-/// If `token` lies outside the block, or `k` or `v` is shorter than num_kv_heads · head_dim.
+/// If `token` lies outside the block, `k` or `v` is shorter than num_kv_heads · head_dim, or a head in U4 has more than
+/// [`MAX_U4_HEAD_DIM`] elements.
 pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
     let elements = layout.num_kv_heads * layout.head_dim;
     assert!(
@@ -283,6 +142,11 @@ pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32
         k.len() >= elements && v.len() >= elements,
         "K and V of {elements} elements"
     );
+    assert!(
+        layout.dtype != KvDtype::U4 || layout.head_dim <= MAX_U4_HEAD_DIM,
+        "heads of {} elements in U4",
+        layout.head_dim
+    );
     // SAFETY: checked above.
     unsafe {
         match layout.dtype {
@@ -290,11 +154,13 @@ pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32
             KvDtype::F16 => write_token::<f16>(layout, block, token, k, v),
             KvDtype::Bf16 => write_token_pairs(layout, block, token, k, v),
             KvDtype::E4m3 => write_token::<E4m3>(layout, block, token, k, v),
+            KvDtype::I8 => write_coded::<I8>(layout, block, token, k, v),
+            KvDtype::U4 => write_coded::<U4>(layout, block, token, k, v),
         }
     }
 }
 
-unsafe fn write_token<E: KvElement>(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
+unsafe fn write_token<E: KvNumber>(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
     let dim = layout.head_dim;
     for head in 0..layout.num_kv_heads {
         // SAFETY: head and token lie inside the layout, whose bytes the caller promised.
@@ -355,11 +221,13 @@ pub unsafe fn kv_read(layout: &KvLayout, block: *const u8, kv_head: usize, token
             KvDtype::F16 => read_token::<f16>(layout, block, kv_head, token, k, v),
             KvDtype::Bf16 => read_token::<bf16>(layout, block, kv_head, token, k, v),
             KvDtype::E4m3 => read_token::<E4m3>(layout, block, kv_head, token, k, v),
+            KvDtype::I8 => read_coded::<I8>(layout, block, kv_head, token, k, v),
+            KvDtype::U4 => read_coded::<U4>(layout, block, kv_head, token, k, v),
         }
     }
 }
 
-unsafe fn read_token<E: KvElement>(
+unsafe fn read_token<E: KvNumber>(
     layout: &KvLayout,
     block: *const u8,
     kv_head: usize,

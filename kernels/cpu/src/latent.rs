@@ -12,14 +12,16 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::attention::{KEYS, softmax_row};
-use crate::kv::{E4m3, KvDtype, KvElement};
+use crate::attention::softmax_row;
+use crate::attention_job::KEYS;
+use crate::kv::E4m3;
+use crate::kv_layout::{KvDtype, KvNumber};
 use crate::simd::{LANES, Simd, unroll};
 
 /// Shape of one layer's block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LatentLayout {
-    /// Element type.
+    /// Element type: one of [`KvDtype::FLOATS`].
     pub dtype: KvDtype,
     /// Tokens in a block, at least 1.
     pub block_size: usize,
@@ -107,7 +109,8 @@ pub struct LatentAttention<'a> {
 /// `block` points to `layout.block_bytes()` writable bytes that no other thread touches in this token's slot.
 ///
 /// # Panics
-/// If `token` lies outside the block, or `latent` or `key` has another length than the layout says.
+/// If `token` lies outside the block, `latent` or `key` has another length than the layout says, or the layout's type
+/// is one of codes.
 pub unsafe fn latent_write(layout: &LatentLayout, block: *mut u8, token: usize, latent: &[f32], key: &[f32]) {
     assert!(
         token < layout.block_size && latent.len() == layout.latent_dim && key.len() == layout.rope_dim,
@@ -123,11 +126,12 @@ pub unsafe fn latent_write(layout: &LatentLayout, block: *mut u8, token: usize, 
             KvDtype::F16 => write_row::<f16>(row, latent, key),
             KvDtype::Bf16 => write_row::<bf16>(row, latent, key),
             KvDtype::E4m3 => write_row::<E4m3>(row, latent, key),
+            KvDtype::I8 | KvDtype::U4 => panic!("latents in {:?}", layout.dtype),
         }
     }
 }
 
-unsafe fn write_row<E: KvElement>(row: *mut u8, latent: &[f32], key: &[f32]) {
+unsafe fn write_row<E: KvNumber>(row: *mut u8, latent: &[f32], key: &[f32]) {
     for (i, &value) in latent.iter().chain(key).enumerate() {
         // SAFETY: the row holds latent and key.
         unsafe { E::write(row.add(i * E::BYTES), value) };
@@ -178,6 +182,8 @@ pub(crate) unsafe fn run<S: Simd>(job: &mut LatentAttention<'_>) {
                 KvDtype::F16 => load_tile::<S, f16>(job, &scratch, first, len),
                 KvDtype::Bf16 => load_tile::<S, bf16>(job, &scratch, first, len),
                 KvDtype::E4m3 => load_tile::<S, E4m3>(job, &scratch, first, len),
+                // Refused above, by `Kernels::latent_attention`.
+                KvDtype::I8 | KvDtype::U4 => {}
             }
             let mut row = 0;
             while row < num_rows {
@@ -237,7 +243,7 @@ unsafe fn start(job: &LatentAttention<'_>, scratch: &Scratch, num_rows: usize) {
 
 /// The rows of `len` keys from position `first` on, as f32.
 #[inline(always)]
-unsafe fn load_tile<S: Simd, E: KvElement>(job: &LatentAttention<'_>, scratch: &Scratch, first: usize, len: usize) {
+unsafe fn load_tile<S: Simd, E: KvNumber>(job: &LatentAttention<'_>, scratch: &Scratch, first: usize, len: usize) {
     let layout = &job.layout;
     let (width, padded) = (layout.width(), layout.padded());
     for t in 0..len {

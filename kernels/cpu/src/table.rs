@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use crate::act::ActJob;
 use crate::activation::Activation;
-use crate::attention::Attention;
+use crate::attention_job::Attention;
 use crate::format::NUM_FORMATS;
 use crate::isa::Isa;
 use crate::latent::LatentAttention;

@@ -31,7 +31,69 @@ fn rounded(dtype: KvDtype, x: f32) -> f32 {
         KvDtype::F16 => f16::from_f32(x).to_f32(),
         KvDtype::Bf16 => bf16::from_f32(x).to_f32(),
         KvDtype::E4m3 => e4m3_to_f32(e4m3_from_f32(x)),
+        coded => panic!("{coded:?} has no value of its own"),
     }
+}
+
+/// The bf16 next to x that is not below it (`up`), or not above.
+fn bf16_beside(x: f32, up: bool) -> f32 {
+    let near = bf16::from_f32(x);
+    let beyond = if up { near.to_f32() < x } else { near.to_f32() > x };
+    match beyond {
+        false => near.to_f32(),
+        // Bits of one sign are in the order of the magnitudes.
+        true if (x > 0.0) == up => bf16::from_bits(near.to_bits() + 1).to_f32(),
+        true => bf16::from_bits(near.to_bits() - 1).to_f32(),
+    }
+}
+
+/// Sylvester's matrix of n = 2^i times x, over √n, half by half.
+fn hadamard(x: &[f32]) -> Vec<f32> {
+    fn product(x: &[f32]) -> Vec<f32> {
+        if x.len() == 1 {
+            return x.to_vec();
+        }
+        let (upper, lower) = x.split_at(x.len() / 2);
+        let (upper, lower) = (product(upper), product(lower));
+        let sums = upper.iter().zip(&lower).map(|(a, b)| a + b);
+        sums.chain(upper.iter().zip(&lower).map(|(a, b)| a - b)).collect()
+    }
+    let factor = 1.0 / (x.len() as f32).sqrt();
+    product(x).iter().map(|x| x * factor).collect()
+}
+
+/// A head turned in runs of the largest power of two that divides it.
+fn turned(x: &[f32]) -> Vec<f32> {
+    let run = (1..=x.len())
+        .rev()
+        .find(|n| n.is_power_of_two() && x.len().is_multiple_of(*n));
+    x.chunks(run.expect("1 divides all")).flat_map(hadamard).collect()
+}
+
+/// What a cache holds of one head's key.
+fn held_key(dtype: KvDtype, x: &[f32]) -> Vec<f32> {
+    match dtype {
+        KvDtype::U4 => turned(&held(dtype, &turned(x))),
+        _ => held(dtype, x),
+    }
+}
+
+/// What a cache holds of one head's values.
+fn held(dtype: KvDtype, x: &[f32]) -> Vec<f32> {
+    let (least, most) = x.iter().fold((x[0], x[0]), |(lo, hi), &x| (lo.min(x), hi.max(x)));
+    let (scale, minimum) = match dtype {
+        KvDtype::I8 => (most.max(-least) / 127.0, 0.0),
+        KvDtype::U4 => {
+            let minimum = bf16_beside(least, false);
+            (bf16_beside((most - minimum) / 15.0, true), minimum)
+        }
+        other => return x.iter().map(|&x| rounded(other, x)).collect(),
+    };
+    let code = |x: f32| match scale == 0.0 {
+        true => 0.0,
+        false => ((x - minimum) / scale).round_ties_even(),
+    };
+    x.iter().map(|&x| scale * code(x) + minimum).collect()
 }
 
 impl Case {
@@ -51,7 +113,11 @@ impl Case {
                 kv_write(&layout, block, token % layout.block_size, &k[at.clone()], &v[at]);
             }
         }
-        let round = |x: Vec<f32>| x.into_iter().map(|x| rounded(layout.dtype, x)).collect();
+        let round = |x: Vec<f32>, held: fn(KvDtype, &[f32]) -> Vec<f32>| {
+            x.chunks(layout.head_dim)
+                .flat_map(|head| held(layout.dtype, head))
+                .collect()
+        };
         Case {
             layout,
             group,
@@ -62,8 +128,8 @@ impl Case {
             softcap: None,
             sinks: None,
             q: rng.vec(queries * elements * group).iter().map(|x| 3.0 * x).collect(),
-            k: round(k),
-            v: round(v),
+            k: round(k, held_key),
+            v: round(v, held),
             pool,
             table,
         }
@@ -237,6 +303,10 @@ fn windows_softcaps_sinks_and_full_attention_agree() {
             (KvDtype::Bf16, 21),
             (KvDtype::Bf16, 32),
             (KvDtype::Bf16, 64),
+            (KvDtype::I8, 16),
+            (KvDtype::I8, 21),
+            (KvDtype::U4, 20),
+            (KvDtype::U4, 32),
         ] {
             let mut case = Case::new(layout(dtype, block_size, 1, 64), 3, 300, 40, &mut rng);
             for window in [1, 7, 64, 100, 1000] {
@@ -265,6 +335,9 @@ fn a_query_gives_bitwise_the_same_output_in_every_chunk() {
             (KvDtype::Bf16, 32, Some(90)),
             (KvDtype::Bf16, 64, None),
             (KvDtype::E4m3, 16, Some(70)),
+            (KvDtype::I8, 32, Some(90)),
+            (KvDtype::U4, 12, Some(70)),
+            (KvDtype::U4, 64, None),
         ] {
             let mut case = Case::new(layout(dtype, block_size, 2, 64), 3, 170, 50, &mut rng);
             case.window = window;
@@ -343,12 +416,72 @@ fn a_written_token_reads_back_and_touches_no_other_slot() {
                     let (mut k_out, mut v_out) = (vec![0f32; dim], vec![0f32; dim]);
                     // SAFETY: the block has the layout's size.
                     unsafe { kv_read(&layout, block.as_ptr(), head, token, &mut k_out, &mut v_out) };
-                    for d in 0..dim {
-                        assert_eq!(k_out[d], rounded(dtype, k[head * dim + d]), "{layout:?} token {token}");
-                        assert_eq!(v_out[d], rounded(dtype, v[head * dim + d]), "{layout:?} token {token}");
-                    }
+                    let at = head * dim..(head + 1) * dim;
+                    assert_eq!(k_out, held_key(dtype, &k[at.clone()]), "{layout:?} token {token}");
+                    assert_eq!(v_out, held(dtype, &v[at]), "{layout:?} token {token}");
                 }
             }
         }
     }
+}
+
+/// Writes one head as a key and as values, and reads both.
+fn through(dtype: KvDtype, x: &[f32]) -> [Vec<f32>; 2] {
+    let layout = layout(dtype, 16, 1, x.len());
+    let mut block = vec![0xffu8; layout.block_bytes()];
+    let (mut k, mut v) = (vec![0f32; x.len()], vec![0f32; x.len()]);
+    // SAFETY: the block has the layout's size.
+    unsafe {
+        kv_write(&layout, block.as_mut_ptr(), 3, x, x);
+        kv_read(&layout, block.as_ptr(), 0, 3, &mut k, &mut v);
+    }
+    [k, v]
+}
+
+#[test]
+fn codes_of_unusual_heads_are_as_the_formats_say() {
+    let ramp: Vec<f32> = (0..48).map(|i| i as f32).collect();
+    let heads = [
+        vec![0.0; 17],
+        vec![-3.25; 16],
+        // No bf16 holds it: the minimum lies below.
+        vec![1.001; 16],
+        ramp.clone(),
+        ramp.iter().map(|x| x - 100.0).collect(),
+        ramp.iter().map(|x| x * 1e-41).collect(),
+        ramp.iter().map(|x| (x - 24.0) * 1e34).collect(),
+        vec![7.0],
+    ];
+    for dtype in [KvDtype::I8, KvDtype::U4] {
+        for x in &heads {
+            let [key, values] = through(dtype, x);
+            assert_eq!(key, held_key(dtype, x), "{dtype:?} of {x:?}");
+            assert_eq!(values, held(dtype, x), "{dtype:?} of {x:?}");
+            let (least, most) = x.iter().fold((x[0], x[0]), |(lo, hi), &x| (lo.min(x), hi.max(x)));
+            // Half a step; of U4 a step is longer by what rounding scale and minimum outwards adds.
+            let limit = match dtype {
+                KvDtype::I8 => most.max(-least) / 254.0 * 1.0001,
+                // 2^-133 is the smallest bf16 above 0.
+                _ => (most - least + least.abs() / 128.0) / 30.0 * 1.01 + f32::from_bits(1 << 16),
+            } + 1e-44;
+            for (value, x) in values.iter().zip(x) {
+                assert!((value - x).abs() <= limit, "{dtype:?}: {x} became {value}");
+            }
+        }
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = ramp.clone();
+            x[5] = bad;
+            for found in through(dtype, &x) {
+                assert!(found.iter().all(|x| x.is_nan()), "{dtype:?} with {bad}: {found:?}");
+            }
+        }
+    }
+}
+
+/// Codes and a word of 4 bytes a token and head, keys and values alike.
+#[test]
+fn blocks_of_codes_are_small() {
+    let bytes = |dtype| layout(dtype, 16, 3, 64).block_bytes();
+    assert_eq!(bytes(KvDtype::I8), 2 * 16 * 3 * (64 + 4));
+    assert_eq!(bytes(KvDtype::U4), 2 * 16 * 3 * (32 + 4));
 }

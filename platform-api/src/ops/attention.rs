@@ -7,7 +7,13 @@ use crate::dtype::DType;
 
 op! {
     /// Stores k\[t\] and v\[t\] at slot slots\[t\] = page · block_size + index in the block; −1 stores nothing. The
-    /// slots of a call differ.
+    /// slots of a call differ. Held is each value rounded to kv's type, but in I8 and U4, for the values x of one head
+    /// of a token: I8: s·q with s = max|x| / 127 and q = x / s rounded. U4: s·q + m with q = (x − m) / s rounded,
+    /// m = min x rounded down to bf16 and s = (max x − m) / 15 rounded up to bf16; of keys, x is turned before, and
+    /// turned back when read (or q is turned instead): in each run of n values, n the largest power of 2 that divides
+    /// head_dim, by H/√n, with (a, b) ← (a + b, a − b) for values 1 apart, then 2, 4, … n/2, then · 1/√n. All in f32,
+    /// rounded to the nearest whole number, of two the even one; where s is 0, q is 0. One value that is not finite
+    /// makes its head NaN.
     pub struct KvWrite = 8 "kv_write", wire KvWriteDesc = "halyard_kv_write_desc" {
         /// Heads of k and v.
         num_kv_heads: u32,
@@ -15,7 +21,7 @@ op! {
         head_dim: u32,
         /// Type of k and v.
         act: DType,
-        /// Type held.
+        /// Type held: F32, F16, BF16, F8E4M3, or I8 or U4 with scales.
         kv: DType,
         /// Tokens of a block.
         block_size: u32,

@@ -51,7 +51,9 @@ pub use halyard_grammar::{
     Constraint, Function, GrammarConfig, GrammarError, StructuredOutputs, named_call, required_calls,
 };
 pub use halyard_hooks::RecordSender;
-pub use halyard_runner::{CacheConfig, LoadProgress, ModelInfo, RecordingConfig, RunnerError, check_host_memory};
+pub use halyard_runner::{
+    CacheConfig, LoadProgress, ModelInfo, RecordingConfig, RunnerError, check_host_memory, kv_dtype_name,
+};
 pub use handle::EngineHandle;
 pub use kv_events::{KvBlockHash, KvEvent, KvEventSink, KvMedium, KvStored};
 pub use llm::{GenerateError, Llm};

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use halyard_engine::{
     AdapterSource, ControlError, EngineHandle, PauseMode, Request, SamplingParams, SleepLevel, SleepState, WakeTags,
+    kv_dtype_name,
 };
 use halyard_text::{ChatInput, LocalTime};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -145,7 +146,7 @@ impl Engine {
             "vocab_size": info.vocab_size,
             "eos_token_ids": info.eos_token_ids,
             "dtype": format!("{:?}", info.dtype).to_lowercase(),
-            "kv_cache_dtype": format!("{:?}", info.kv_cache_dtype).to_lowercase(),
+            "kv_cache_dtype": kv_dtype_name(info.kv_cache_dtype).to_lowercase(),
             "attention_backend": info.attention_backend,
             "block_size": info.block_size,
             "num_gpu_blocks": info.num_blocks,

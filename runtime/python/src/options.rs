@@ -116,9 +116,14 @@ fn parse_dtype(name: &'static str, text: Option<&str>) -> Result<Option<DType>, 
         "float16" | "half" => Ok(Some(DType::F16)),
         "bfloat16" => Ok(Some(DType::BF16)),
         "fp8" | "fp8_e4m3" if name == "kv_cache_dtype" => Ok(Some(DType::F8E4M3)),
+        "int8_per_token_head" | "int8" if name == "kv_cache_dtype" => Ok(Some(DType::I8)),
+        "int4_per_token_head" | "int4" if name == "kv_cache_dtype" => Ok(Some(DType::U4)),
         _ => Err(option(
             name,
-            format!("`{text}` is not known; known are auto, float32, float16, bfloat16, and fp8 for kv_cache_dtype"),
+            format!(
+                "`{text}` is not known; known are auto, float32, float16, bfloat16, and for kv_cache_dtype fp8, \
+                 int8_per_token_head (int8), int4_per_token_head (int4)"
+            ),
         )),
     }
 }

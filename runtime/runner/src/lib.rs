@@ -48,7 +48,7 @@ pub use group::RankGroup;
 pub use host_memory::check_host_memory;
 pub use load::{LoadProgress, Loaded, LoadedWeights, ModelInfo, load, load_weights};
 pub use lora_memory::LoraMemory;
-pub use plan::kv_dtype;
+pub use plan::{kv_dtype, kv_dtype_name};
 pub use ranks::{PanicGuard, Ranks};
 pub use result::{Logprob, NoToken, Place, REMEDY, RowFault, StepResult, TokenLogprobs};
 pub use row::{Constraints, LogitChanges, RowOutput, RowSpec, Sampler};

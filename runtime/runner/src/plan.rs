@@ -59,6 +59,15 @@ pub fn kv_dtype(config: &RunnerConfig, facts: &DeviceInfo) -> DType {
     config.cache.kv_cache_dtype.unwrap_or_else(chosen)
 }
 
+/// What users call a type of the KV cache: of codes with scales the name that vLLM has, else the type's own.
+pub fn kv_dtype_name(kv: DType) -> String {
+    match kv {
+        DType::I8 => "int8_per_token_head".to_owned(),
+        DType::U4 => "int4_per_token_head".to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
 /// Settles the numbers of a load, for one rank's part of the model: types, sizes, attention backend.
 ///
 /// # Errors
@@ -77,9 +86,14 @@ pub(crate) fn plan(
         ("--kv-cache-dtype", kv_dtype, facts.kv_dtypes),
     ] {
         if !set.contains(dtype) {
-            let known: Vec<String> = set.iter().map(|t| format!("{t:?}")).collect();
+            let show = |t: DType| match name {
+                "--dtype" => format!("{t:?}"),
+                _ => kv_dtype_name(t),
+            };
+            let known: Vec<String> = set.iter().map(show).collect();
             let message = format!(
-                "{dtype:?} is not offered by {}; choose one of {}",
+                "{} is not offered by {}; choose one of {}",
+                show(dtype),
                 facts.name,
                 known.join(", ")
             );

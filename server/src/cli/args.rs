@@ -18,8 +18,8 @@ use super::lora::LoraArgs;
 use super::model_flags::OverrideArgs;
 use super::structured::StructuredArgs;
 use super::units::{
-    ContextLength, DTypeChoice, parse_bytes, parse_context, parse_dtype, parse_gib, parse_policy, parse_share,
-    parse_tokens,
+    ContextLength, DTypeChoice, parse_bytes, parse_context, parse_dtype, parse_gib, parse_kv_dtype, parse_policy,
+    parse_share, parse_tokens,
 };
 use crate::error::ServerError;
 use crate::logging::LogFormat;
@@ -281,9 +281,9 @@ pub struct CacheArgs {
         value_parser = clap::value_parser!(u32).range(1..))]
     pub num_gpu_blocks_override: Option<u32>,
     /// Type of the KV cache: auto (as --dtype), float32, float16, bfloat16, fp8 (E4M3, scale 1: half the memory of 16
-    /// bits)
+    /// bits), int8_per_token_head (or int8: half, with scales of its own), int4_per_token_head (or int4: a quarter)
     #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto",
-        value_parser = parse_dtype)]
+        value_parser = parse_kv_dtype)]
     pub kv_cache_dtype: DTypeChoice,
     /// GiB of host memory for KV blocks that the prefix cache on the device loses, of all devices and copies together;
     /// they come back when a prompt has them. 0: none

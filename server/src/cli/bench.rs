@@ -14,7 +14,7 @@ mod workload;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use halyard_engine::Replicas;
+use halyard_engine::{Replicas, kv_dtype_name};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{EngineArgs, LogArgs};
@@ -94,12 +94,12 @@ impl EngineBenchArgs {
         let engine = args.start(&chosen, &model, &hooks, &model.name)?;
         let info = engine.info();
         say!(
-            "{} on {}, {} ({:?}, KV {:?}, {} blocks of {} tokens)",
+            "{} on {}, {} ({:?}, KV {}, {} blocks of {} tokens)",
             model.name,
             chosen.platform,
             chosen.device_name,
             info.dtype,
-            info.kv_cache_dtype,
+            kv_dtype_name(info.kv_cache_dtype),
             info.num_blocks,
             info.block_size
         );

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use halyard_engine::{EngineConfig, EngineError, EngineHandle, KvEventSink, LoadProgress, Replicas, check_host_memory};
+use halyard_engine::{
+    EngineConfig, EngineError, EngineHandle, KvEventSink, LoadProgress, Replicas, check_host_memory, kv_dtype_name,
+};
 use halyard_hooks::{HubConfig, SinkSpec};
 use halyard_platform_api::hooks::StartRecord;
 use halyard_platform_api::{DType, Device, DeviceInfo};
@@ -305,7 +307,7 @@ fn start_record(
         model_root: config.model.path.display().to_string().into(),
         architecture: info.architecture.as_str().into(),
         dtype: format!("{:?}", info.dtype).to_lowercase().into(),
-        kv_cache_dtype: format!("{:?}", info.kv_cache_dtype).to_lowercase().into(),
+        kv_cache_dtype: kv_dtype_name(info.kv_cache_dtype).to_lowercase().into(),
         platform: chosen.platform.as_str().into(),
         device: chosen.device_name.as_str().into(),
         version: env!("CARGO_PKG_VERSION").into(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use halyard_engine::kv_dtype_name;
 
 use super::access_args::{AccessArgs, Secret, hide_keys};
 use super::connection_args::ConnectionArgs;
@@ -292,11 +293,11 @@ impl Prepared {
         );
         say!("  platform  {}", self.platform);
         say!(
-            "  KV cache  {} in {} blocks of {} tokens, {:?}",
+            "  KV cache  {} in {} blocks of {} tokens, {}",
             show_bytes(kv_bytes),
             info.num_blocks,
             info.block_size,
-            info.kv_cache_dtype
+            kv_dtype_name(info.kv_cache_dtype)
         );
         say!("  ready     {url} after {seconds:.2} s");
         for other in urls.iter().filter(|other| *other != url) {

@@ -111,6 +111,18 @@ pub fn parse_dtype(text: &str) -> Result<DTypeChoice, String> {
     }
 }
 
+/// A type of the KV cache: what [`parse_dtype`] takes, and codes with scales by vLLM's names.
+///
+/// # Errors
+/// The known names.
+pub fn parse_kv_dtype(text: &str) -> Result<DTypeChoice, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "int8_per_token_head" | "int8" => Ok(DTypeChoice(Some(DType::I8))),
+        "int4_per_token_head" | "int4" => Ok(DTypeChoice(Some(DType::U4))),
+        _ => parse_dtype(text).map_err(|why| format!("{why}, int8_per_token_head (int8), int4_per_token_head (int4)")),
+    }
+}
+
 /// A value of `--dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DTypeChoice(pub Option<DType>);
@@ -188,6 +200,25 @@ mod tests {
         for bad in ["", "0", "-1", "1.2.3", "5 parsecs", "1e99"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn types_of_the_cache_have_vllms_names_and_short_ones() {
+        for (text, dtype) in [
+            ("auto", None),
+            ("fp8", Some(DType::F8E4M3)),
+            ("int8_per_token_head", Some(DType::I8)),
+            ("INT8", Some(DType::I8)),
+            ("int4_per_token_head", Some(DType::U4)),
+            ("int4", Some(DType::U4)),
+        ] {
+            assert_eq!(parse_kv_dtype(text), Ok(DTypeChoice(dtype)), "{text}");
+        }
+        for bad in ["int5", "fp8_per_token_head", "nvfp4"] {
+            let why = parse_kv_dtype(bad).expect_err(bad);
+            assert!(why.contains(bad) && why.contains("int4_per_token_head"), "{why}");
+        }
+        assert!(parse_dtype("int8").is_err(), "activations are never held so");
     }
 
     #[test]

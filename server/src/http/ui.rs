@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::{Path as PathOf, RawQuery, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use halyard_engine::kv_dtype_name;
 use halyard_plugin_host::Kind;
 use serde_json::{Value, json};
 
@@ -188,7 +189,7 @@ fn model(state: &AppState, ui: &Ui) -> Value {
         "path": state.model_root,
         "architecture": info.architecture,
         "dtype": format!("{:?}", info.dtype),
-        "kv_cache_dtype": format!("{:?}", info.kv_cache_dtype),
+        "kv_cache_dtype": kv_dtype_name(info.kv_cache_dtype),
         "attention_backend": info.attention_backend,
         "platform": &*start.platform,
         "tensor_parallel_size": info.tensor_parallel_size,

@@ -9,8 +9,8 @@ pub enum BenchError {
     #[error(
         "{found}\nusage: halyard-bench [encode|schedule|step|version|startup|idle|all]… [--binary FILE] [--model \
          MODEL] [--check] [--json FILE]\n       halyard-bench perplexity --model MODEL… [--plugin FILE] [--tokens \
-         COUNT] [--json FILE]\n       halyard-bench compare --model MODEL [--binary FILE] [--plugin FILE] [--serve \
-         ARGUMENTS] [--cpu-isa portable|avx2|avx512|…] [--peer \
+         COUNT] [--kv-cache-dtype TYPE] [--json FILE]\n       halyard-bench compare --model MODEL [--binary \
+         FILE] [--plugin FILE] [--serve ARGUMENTS] [--cpu-isa portable|avx2|avx512|…] [--peer \
          \"COMMAND … {{model}} … {{port}}\"] [--peer-model NAME] [--at ADDRESS] [--peer-at ADDRESS] [--rounds \
          COUNT] [--concurrency 1,4,16,64] [--max-len TOKENS] [--warm-up TOKENS] [--layer-parameters COUNT] \
          [--peak-gops NUMBER] [--json FILE [--row NAME] [--peer-version NAME]]\n       halyard-bench growth \

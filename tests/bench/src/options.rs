@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use halyard_platform_api::DType;
+
 use crate::error::BenchError;
 
 /// A bench.
@@ -66,6 +68,8 @@ pub struct Options {
     pub models: Vec<String>,
     /// The platform's library; `None`: where the plugin host looks.
     pub plugin: Option<PathBuf>,
+    /// Type of the KV cache for `perplexity`; `None`: f32, and the platform's choice with rounded activations.
+    pub kv: Option<DType>,
     /// Tokens of the text that `perplexity` scores, at most.
     pub tokens: usize,
     /// More arguments for `halyard serve`, split at spaces.
@@ -134,6 +138,7 @@ impl Options {
                     options.models.extend(options.model.clone());
                 }
                 "--plugin" => options.plugin = Some(value()?.into()),
+                "--kv-cache-dtype" => options.kv = Some(kv_dtype(&value()?)?),
                 "--tokens" => options.tokens = number(&argument, &value()?)?,
                 "--serve" => options.serve.extend(value()?.split_whitespace().map(str::to_string)),
                 "--peer" => options.peer = Some(value()?),
@@ -176,6 +181,7 @@ impl Default for Options {
             model: None,
             models: Vec::new(),
             plugin: None,
+            kv: None,
             tokens: usize::MAX,
             serve: Vec::new(),
             peer: None,
@@ -215,6 +221,23 @@ impl Options {
 fn address(argument: &str, text: &str) -> Result<SocketAddr, BenchError> {
     text.parse().map_err(|_| BenchError::Usage {
         found: format!("{argument} {text}: not an address like 127.0.0.1:8000"),
+    })
+}
+
+/// A type of the KV cache, by the server's names.
+fn kv_dtype(text: &str) -> Result<DType, BenchError> {
+    Ok(match text {
+        "float32" => DType::F32,
+        "float16" => DType::F16,
+        "bfloat16" => DType::BF16,
+        "fp8" => DType::F8E4M3,
+        "int8" => DType::I8,
+        "int4" => DType::U4,
+        _ => {
+            return Err(BenchError::Usage {
+                found: format!("--kv-cache-dtype {text}: not float32, float16, bfloat16, fp8, int8 or int4"),
+            });
+        }
     })
 }
 
@@ -272,6 +295,8 @@ mod tests {
         assert_eq!(growth.only, ["plan", "step-ranks"]);
         assert_eq!(growth.before, Some("old.json".into()));
         assert!(!parse("all").expect("valid").benches.contains(&Bench::Perplexity));
+        let perplexity = parse("perplexity --kv-cache-dtype int4").expect("valid");
+        assert_eq!(perplexity.kv, Some(DType::U4));
     }
 
     #[test]
@@ -298,6 +323,7 @@ mod tests {
             ("--binary", "--binary"),
             ("idle --modl x", "`--modl`"),
             ("compare --rounds 0", "--rounds 0"),
+            ("perplexity --kv-cache-dtype int5", "--kv-cache-dtype int5"),
             ("compare --concurrency 1,x", "--concurrency x"),
             ("compare --peer-at localhost", "--peer-at localhost"),
             ("compare --at 8000", "--at 8000"),

@@ -2,7 +2,7 @@
 //! that what rounding costs is a number for each weight format. The text is the beginning of a novel out of copyright
 //! (tests/fixtures/text/perplexity).
 
-use halyard_engine::{EngineConfig, Llm, SamplingParams};
+use halyard_engine::{EngineConfig, Llm, SamplingParams, kv_dtype_name};
 use halyard_plugin_host::{Catalog, SearchPath, select_platform};
 use serde_json::json;
 
@@ -25,8 +25,12 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
             found: "perplexity needs --model, which may be repeated".to_string(),
         });
     }
+    let (exact_kv, rounded_kv) = match options.kv {
+        None => ("f32".to_owned(), "the platform's choice".to_owned()),
+        Some(kv) => (kv_dtype_name(kv), kv_dtype_name(kv)),
+    };
     println!(
-        "| model | tokens | exact (f32, KV f32) | rounded activations, KV the platform's choice | change \
+        "| model | tokens | exact (f32, KV {exact_kv}) | rounded activations, KV {rounded_kv} | change \
          |\n|---|---|---|---|---|"
     );
     for model in models {
@@ -64,6 +68,7 @@ fn score(options: &Options, model: &str, rounded: bool) -> Result<(usize, f64), 
     config.scheduler.max_num_seqs = 2;
     config.model.max_model_len = Some(2 * WINDOW as u32);
     config.model.allow_quantized_act = rounded;
+    config.cache.kv_cache_dtype = options.kv;
     let llm = Llm::open(config, selected.platform.open(0)?)?;
     let ids = llm.engine().tokenizer().encode(TEXT, true);
     let mut ids = ids.map_err(|error| BenchError::Text {

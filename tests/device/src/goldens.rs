@@ -47,6 +47,22 @@ pub const KV_SCALE_MODELS: [&str; 2] = ["llama-fp8-kv", "qwen3-kv"];
 /// Their golden files, in the models' folders.
 pub const KV_FP8_GOLDENS: &str = "goldens-kv-fp8.json";
 
+/// Against goldens whose keys and values went through I8: which way a value between two codes falls moves HF's own
+/// float64 run by up to 0.0094 (gemma3). Ten times that; exact keys and values are 0.10 and more away.
+pub const KV_INT8: Bounds = Bounds {
+    logprob: 0.095,
+    gap: 0.095,
+};
+/// The same through U4: HF's own float64 run is up to 0.0022 away (gemma3), exact keys and values 1.5 and more.
+pub const KV_INT4: Bounds = Bounds {
+    logprob: 0.022,
+    gap: 0.022,
+};
+/// The golden files of [`KV_FP8_MODELS`] over keys and values in I8 and U4.
+pub const KV_INT8_GOLDENS: &str = "goldens-kv-int8.json";
+/// As [`KV_INT8_GOLDENS`].
+pub const KV_INT4_GOLDENS: &str = "goldens-kv-int4.json";
+
 /// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value. Which way a
 /// value falls depends on the last bits of what comes before it, so that processors differ: llama.cpp with such
 /// activations and KV in f16 chooses SmolLM2's second candidate where HF's gap is 0.3585 (`llamacpp_q8_0` in the golden

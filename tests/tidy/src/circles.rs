@@ -31,7 +31,6 @@ pub const LEFT: &[(&str, &[&str])] = &[
         ],
     ),
     ("kernels/cpu", &["act", "pack", "simd"]),
-    ("kernels/cpu", &["attention", "attention_bf16"]),
     ("plugins/stat-logger-otlp", &["", "instruments", "spans"]),
     ("plugins/stat-logger-otlp", &["outbox", "transport"]),
     ("runtime/hooks", &["hub", "sender", "sink", "worker"]),

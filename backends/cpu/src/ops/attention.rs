@@ -18,9 +18,11 @@ pub(crate) fn kv_layout(kv: DType, block_size: u32, num_kv_heads: u32, head_dim:
         DType::F16 => KvDtype::F16,
         DType::BF16 => KvDtype::Bf16,
         DType::F8E4M3 => KvDtype::E4m3,
+        DType::I8 => KvDtype::I8,
+        DType::U4 => KvDtype::U4,
         other => {
             return Err(Error::unsupported(format!(
-                "a KV cache in {other:?}: this platform holds F32, F16, BF16 or F8E4M3"
+                "a KV cache in {other:?}: this platform holds F32, F16, BF16, F8E4M3, I8 or U4"
             )));
         }
     };
@@ -55,18 +57,24 @@ pub(crate) fn reasons(spec: &ops::Attention) -> Result<()> {
             spec.block_size, spec.head_dim
         ));
     }
-    if spec.kv == DType::BF16 && spec.head_dim as usize > kernels::MAX_BF16_HEAD_DIM {
-        reasons.push(format!(
-            "heads of {} elements over a KV cache in BF16: the limit is {} (other types have none)",
-            spec.head_dim,
-            kernels::MAX_BF16_HEAD_DIM
-        ));
-    }
+    reasons.extend(head_reason(spec.kv, spec.head_dim));
     if reasons.is_empty() {
         Ok(())
     } else {
         Err(Error::unsupported(reasons.join("\n")))
     }
+}
+
+/// Why heads of this size do not go into a cache of this type.
+fn head_reason(kv: DType, head_dim: u32) -> Option<String> {
+    let limit = match kv {
+        DType::BF16 => kernels::MAX_BF16_HEAD_DIM,
+        DType::U4 => kernels::MAX_U4_HEAD_DIM,
+        _ => return None,
+    };
+    (head_dim as usize > limit).then(|| {
+        format!("heads of {head_dim} elements over a KV cache in {kv:?}: the limit is {limit} (F32, F16, I8 have none)")
+    })
 }
 
 pub(crate) struct KvWrite {
@@ -81,6 +89,9 @@ impl KvWrite {
                 "attention backend {}: this platform has one, index 0",
                 op.backend
             )));
+        }
+        if let Some(reason) = head_reason(op.kv, op.head_dim) {
+            return Err(Error::unsupported(reason));
         }
         Ok(KvWrite {
             layout: kv_layout(op.kv, op.block_size, op.num_kv_heads, op.head_dim)?,

@@ -117,8 +117,14 @@ impl Kernel for HeadLinear {
 /// # Errors
 /// `Unsupported` for a type that no cache is held in here.
 pub(crate) fn latent_layout(kv: DType, block_size: u32, latent_dim: u32, rope_dim: u32) -> Result<LatentLayout> {
+    let dtype = kv_layout(kv, 1, 1, 1)?.dtype;
+    if dtype.is_coded() {
+        return Err(Error::unsupported(format!(
+            "latents in {kv:?}: this platform holds them in F32, F16, BF16 or F8E4M3"
+        )));
+    }
     Ok(LatentLayout {
-        dtype: kv_layout(kv, 1, 1, 1)?.dtype,
+        dtype,
         block_size: block_size as usize,
         latent_dim: latent_dim as usize,
         rope_dim: rope_dim as usize,
@@ -135,7 +141,7 @@ pub(crate) fn reasons(spec: &ops::LatentAttention) -> Result<()> {
         ));
     }
     reasons.extend(only_f32("latent_attention", spec.act).err().map(|e| e.message));
-    reasons.extend(kv_layout(spec.kv, 1, 1, 1).err().map(|e| e.message));
+    reasons.extend(latent_layout(spec.kv, 1, 1, 1).err().map(|e| e.message));
     let sizes = [spec.num_heads, spec.block_size, spec.latent_dim, spec.rope_dim];
     if sizes.contains(&0) {
         reasons.push(format!(

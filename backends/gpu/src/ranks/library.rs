@@ -128,7 +128,7 @@ pub(super) fn data_type(dtype: DType) -> c_int {
     match dtype {
         DType::I8 => 0,
         // One byte of whatever meaning: collectives that do not compute move it.
-        DType::U8 | DType::F8E4M3 => 1,
+        DType::U8 | DType::F8E4M3 | DType::U4 => 1,
         DType::I32 => 2,
         DType::I64 => 4,
         DType::F16 => 6,

@@ -6,7 +6,7 @@ use halyard_platform_api::{DType, Result};
 
 use super::dot;
 use crate::attention_registry::{KvLayout, ONLINE};
-use crate::element::{read_float, write_float};
+use crate::held;
 use crate::operand::{Args, Operand};
 
 pub(super) fn kv_write(op: &KvWrite, args: &Args<'_>) -> Result<()> {
@@ -36,19 +36,11 @@ pub(super) fn kv_write(op: &KvWrite, args: &Args<'_>) -> Result<()> {
             let values = operand.row(t as i32)?.floats();
             for (head, values) in values.chunks_exact(layout.head_dim).enumerate() {
                 let at = page * cache.row_stride() + layout.offset(part, token, head);
-                cache.write_raw(at, &encode(layout.kv, values))?;
+                cache.write_raw(at, &held::encode(layout.kv, values, part == 0))?;
             }
         }
     }
     Ok(())
-}
-
-fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
-    let mut bytes = vec![0; values.len() * dtype.bytes()];
-    for (value, bytes) in values.iter().zip(bytes.chunks_exact_mut(dtype.bytes())) {
-        write_float(dtype, *value, bytes);
-    }
-    bytes
 }
 
 pub(super) fn attention(op: &Attention, args: &Args<'_>) -> Result<()> {
@@ -138,7 +130,7 @@ impl Keys {
                 for head in 0..layout.num_kv_heads {
                     let at = layout.offset(part, j % layout.block_size, head);
                     let bytes = &block[at..at + layout.head_bytes()];
-                    values.extend(bytes.chunks_exact(layout.kv.bytes()).map(|b| read_float(layout.kv, b)));
+                    values.extend(held::decode(layout.kv, bytes, layout.head_dim, part == 0));
                 }
             }
         }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use halyard_platform_api::{
     AttentionRegistry, Buffer, BufferKind, Capabilities, Collective, CollectiveKind, CommandId, Communicator,
-    CommunicatorDesc, CommunicatorId, DType, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpRegistry,
-    OpSpec, OpSupport, PreparedOp, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite, WeightFormat,
-    ops::Copy,
+    CommunicatorDesc, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo,
+    OpRegistry, OpSpec, OpSupport, PreparedOp, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite,
+    WeightFormat, ops::Copy,
 };
 
 /// The change.
@@ -16,6 +16,8 @@ use halyard_platform_api::{
 pub enum Change {
     /// It claims no communicator.
     NoCommunicator,
+    /// It holds keys and values in f32 alone, as a plugin that knows no other types.
+    HoldsFloats,
     /// Sums over ranks are left out.
     SkipsAllReduce,
     /// This submit and all later ones fail.
@@ -37,6 +39,10 @@ pub fn wrapped(inner: Arc<dyn Device>, change: Change) -> Arc<dyn Device> {
     let mut info = inner.info().clone();
     if change == Change::NoCommunicator {
         info.capabilities = Capabilities(info.capabilities.0 & !Capabilities::COMMUNICATOR.0);
+    }
+    if change == Change::HoldsFloats {
+        info.kv_dtypes = DTypeSet::of(&[DType::F32]);
+        info.preferred_kv_dtype = DType::F32;
     }
     Arc::new(Wrapped { inner, info, change })
 }

@@ -14,7 +14,7 @@ const TOKENIZER: &str = "prompts are tokenised outside the engine thread";
 /// Flags of earlier versions.
 #[rustfmt::skip]
 pub const EARLIER: &[Flag] = &[
-    flag("--calculate-kv-scales", &[], Bool, Refused("scales of keys and values come with the checkpoint")),
+    flag("--calculate-kv-scales", &[], Bool, Refused("scales come with the checkpoint; int8 has one for each token")),
     flag("--cuda-graph-sizes", &[], Value, Accepted(RECORDED)),
     flag("--disable-async-output-proc", &[], Switch, Accepted("steps overlap by --async-depth, which the device sets")),
     flag("--disable-frontend-multiprocessing", &[], Bool, Accepted("one process serves")),

@@ -131,11 +131,13 @@ pub(crate) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
     ];
     let mut cases = Vec::new();
     for act in FLOATS {
-        for kv in FLOATS.into_iter().chain([DType::F8E4M3]) {
-            let narrow = kv == DType::F8E4M3;
+        for kv in FLOATS.into_iter().chain([DType::F8E4M3, DType::I8, DType::U4]) {
+            let narrow = !FLOATS.contains(&kv);
+            // A platform may compute in f32 alone.
+            let coded = narrow && kv != DType::F8E4M3;
             for (suffix, shape) in &shapes {
-                // Every feature in matching types and once over 8 bits, mixed types plainly.
-                let featured = act == kv || narrow && act == DType::BF16;
+                // Every feature in matching types and over narrow ones, mixed types plainly.
+                let featured = act == kv || narrow && act == DType::BF16 || coded && act == DType::F32;
                 if !featured && !suffix.is_empty() {
                     continue;
                 }
