@@ -260,7 +260,7 @@ fn a_token_gives_bitwise_the_same_row_in_every_batch_and_split() {
 fn integer_products_have_the_same_bits_on_matrix_units() {
     // Other sets have the portable set's loop for tiles, which rounds between a product and its sum.
     let both = |kernels: &&Kernels| matches!(kernels.isa(), Isa::Portable | Isa::Amx);
-    for kernels in all_kernels().filter(both) {
+    for kernels in all_kernels().into_iter().filter(both) {
         let mut rng = Rng(11);
         for format in WeightFormat::ALL {
             if !linear_supports(format, ActMode::Int8Tiles) {
