@@ -14,8 +14,8 @@ use crate::driver::{DevicePtr, Driver, MAX_PEERS, PEER_CALLS_BYTES, Peers, Pinne
 const WAIT_LIMIT: Duration = Duration::from_secs(120);
 /// The bytes of each sender in a window are a multiple of this.
 const WINDOW_STEP: u64 = 1024;
-/// Largest sum in bytes, times the ranks. Beyond it, storing into all others' memory takes longer than the library: with
-/// more than two ranks that is more bytes than it sends.
+/// Largest sum in bytes, times the ranks. Beyond it, storing into all others' memory takes longer than the library:
+/// with more than two ranks that is more bytes than it sends.
 const BYTES_TIMES_RANKS: u64 = 2 << 20;
 /// What an empty word of a window is made of (`EMPTY` in peers.cuh).
 const EMPTY: u8 = 0xff;

@@ -2,11 +2,12 @@
 //
 // Definition: ACT (f16, bf16: moe_combine_add's x, residual and out).
 // moe_list: one block of 1024 threads, shared memory 12 · num_groups bytes; moe_list_parts (where there are clusters):
-// PARTS blocks, for many choices. Groups are the experts from first_expert on; with one more group than experts, that one
-// has all choices of other experts, which are left out without it. moe_combine_add: grid (values of a token in 8 · 256,
-// tokens up to a bound, then in strides), 256 threads; width a multiple of 8, rows at multiples of 16 bytes. It rounds
-// as moe_combine and add do one after another; without a residual it is the former. With `experts` it does not read
-// the results of other experts than those from first_expert on: nobody has written them, and they count as zeros.
+// PARTS blocks, for many choices. Groups are the experts from first_expert on; with one more group than experts, that
+// one has all choices of other experts, which are left out without it. moe_combine_add: grid (values of a token in
+// 8 · 256, tokens up to a bound, then in strides), 256 threads; width a multiple of 8, rows at multiples of 16 bytes.
+// It rounds as moe_combine and add do one after another; without a residual it is the former. With `experts` it does
+// not read the results of other experts than those from first_expert on: nobody has written them, and they count as
+// zeros.
 // check: -DACT=f16
 // check: -DACT=bf16
 #include "common.cuh"

@@ -75,9 +75,9 @@ fn shape(n: u32, k: u32, tiles: u32, num_sms: u32) -> Shape {
     }
 }
 
-/// Blocks for `tiles` of rows, of which `most` blocks run at a time: with `leave_room` no more than are needed for none
-/// to have more tiles, where that leaves a few multiprocessors free. A sum over ranks runs on those: on one with a block
-/// of a product there is no room, so that either would wait for the other.
+/// Blocks for `tiles` of rows, where `most` run at a time: with `leave_room` no more than are needed for none to have
+/// more tiles, if that leaves but a few multiprocessors free. A sum over ranks runs on those: on one with a block of a
+/// product there is no room, so that either would wait for the other.
 fn blocks_for(tiles: u32, most: u32, leave_room: bool) -> u32 {
     let even = tiles.div_ceil(tiles.div_ceil(most));
     match leave_room && u64::from(even) * 32 >= u64::from(most) * 31 {
