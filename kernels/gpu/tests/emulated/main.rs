@@ -164,6 +164,19 @@ fn products_over_groups_are_right_on_matrix_units() {
     sets("linear_groups_hopper", &[(43, "f16")], more);
 }
 
+/// Two and more ranks, as processes: what they send each other, and what they leave behind.
+#[test]
+fn sums_over_ranks_are_those_in_rank_order() {
+    check_all(
+        "all_reduce",
+        &[
+            &["-DACT=bf16", "-DRANKS=2"],
+            &["-DACT=f16", "-DRANKS=3"],
+            &["-DACT=f32", "-DRANKS=8"],
+        ],
+    );
+}
+
 #[test]
 fn attention_of_prompts_is_right_on_matrix_units() {
     check_all(
