@@ -180,7 +180,7 @@ pub struct Peers {
     /// Each rank's memory as this device addresses it: [`PEER_CALLS_BYTES`], then two windows
     /// for each rank that sends.
     pub memory: Vec<DevicePtr>,
-    /// Bytes of a window: twice the largest operand, a multiple of 1024.
+    /// Bytes of a window: the largest operand, a multiple of 1024. All words of a window are empty at first.
     pub window_bytes: u64,
     /// Two words of pinned memory: the host's "a rank has left", and the device's "a wait was given up".
     pub host_words: DevicePtr,

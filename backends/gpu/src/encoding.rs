@@ -170,6 +170,11 @@ impl Encoding {
         self.commands.push(Command::Collective(group.clone(), call));
     }
 
+    /// Whether sums over ranks are among the commands.
+    pub(crate) fn has_ranks(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
     /// Notes that a command waits for the other ranks of `group`.
     pub fn waits_for(&mut self, group: &Arc<dyn Group>) {
         if !self.groups.iter().any(|known| Arc::ptr_eq(known, group)) {

@@ -13,9 +13,13 @@ use halyard_platform_api::{
 
 use crate::tensor_parallel::Outcome;
 
-/// Elements of a sum: less than a vector, around one, a decode step's row, and around the limit between small sums and
-/// large ones.
-const ELEMENTS: [u32; 9] = [1, 7, 8, 4096, 4097, 65_539, 262_144, 262_145, 1 << 20];
+/// Elements of a sum: less than a vector, around one, a decode step's row, and around the limits between small sums and
+/// large ones, in f32 and in 16 bits.
+const ELEMENTS: [u32; 11] = [1, 7, 8, 4096, 4097, 65_539, 262_144, 262_145, 524_288, 524_289, 1 << 20];
+/// Elements of the sums of a chain, one behind the other: each begins where the others do.
+const CHAIN: [u32; 7] = [40_000, 8, 262_144, 4096, 9, 4096, 70_001];
+/// How often a chain is replayed.
+const CHAIN_REPLAYS: u32 = 6;
 /// Sums of a recorded list: a model's of 32 layers.
 const SUMS: u32 = 64;
 /// Elements of recorded sums: rows of 4096 for 1, 8 and 64 tokens.
@@ -74,6 +78,10 @@ pub fn check(devices: &[Arc<dyn Device>]) -> Vec<Outcome> {
             outcomes.push((format!("sums {size} {dtype:?}"), sums.map(|words| words[0].clone())));
         }
         outcomes.push((format!("sums {size} recorded"), recorded(ranks)));
+        let chains = on_ranks(ranks, |rank| chained(&rank));
+        outcomes.push((format!("sums {size} chained"), chains.map(|words| words[0].clone())));
+        let nans = on_ranks(ranks, |rank| no_numbers(&rank));
+        outcomes.push((format!("sums {size} of no numbers"), nans.map(|words| words[0].clone())));
         let joined = on_ranks(ranks, |rank| sum_and_norm(&rank));
         let joined = joined.map(|words| words[0].clone());
         outcomes.push((format!("sums {size} with a norm"), joined));
@@ -229,6 +237,88 @@ fn sums(rank: &Rank<'_>, dtype: DType) -> Result<String, String> {
         }
     }
     Ok(format!("{cases} sums as in rank order"))
+}
+
+/// Sums in place over parts of one tensor, each over what the one before left, recorded and replayed. A rank that reads
+/// what was sent for an earlier sum, or sends too early, shows: all values differ from sum to sum.
+fn chained(rank: &Rank<'_>) -> Result<String, String> {
+    // Each sum but the first multiplies by the number of ranks: exact for a power of two, and within range.
+    if !rank.size.is_power_of_two() {
+        return Ok(format!("not run with {} ranks", rank.size));
+    }
+    let dtype = rank.activations()?;
+    let spec = Collective {
+        kind: CollectiveKind::AllReduce,
+        dtype,
+        peer: 0,
+    };
+    let words = |error: Error| error.to_string();
+    let op = rank.group.prepare(&spec).map_err(words)?;
+    let most = CHAIN.into_iter().max().unwrap_or_default();
+    let (buffer, whole) = rank.tensor(dtype, 0, most)?;
+    let mut encoder = rank.queue.create_encoder(EncoderMode::Reusable).map_err(words)?;
+    for count in CHAIN {
+        let part = Tensor::contiguous(buffer.id(), whole.offset, dtype, &[count]);
+        encoder.encode(op.id(), &[part, part]).map_err(words)?;
+    }
+    let commands = encoder.finish().map_err(words)?;
+    for replay in 0..CHAIN_REPLAYS {
+        let given = (0..most).map(|i| quarters(rank.number, i + replay));
+        buffer.write(0, &bytes_of(dtype, given)).map_err(words)?;
+        let number = rank.queue.submit(&[commands.id()], &[]).map_err(words)?;
+        rank.queue.wait(number, WAIT_NS).map_err(words)?;
+        let expected = (0..most).map(|i| {
+            let sums = CHAIN.iter().filter(|&&count| i < count).count() as i32;
+            let first: f32 = (0..rank.size).map(|r| quarters(r, i + replay)).sum();
+            first * (rank.size as f32).powi(sums - 1)
+        });
+        let expected = bytes_of(dtype, expected);
+        let mut found = vec![0; expected.len()];
+        buffer.read(0, &mut found).map_err(words)?;
+        if let Some(at) = (0..found.len()).find(|&at| found[at] != expected[at]) {
+            let element = at / dtype.bytes();
+            return Err(format!(
+                "replay {replay}: element {element} is not what {} sums make",
+                CHAIN.len()
+            ));
+        }
+    }
+    Ok(format!(
+        "{CHAIN_REPLAYS} replays of {} sums, each of what the one before left",
+        CHAIN.len()
+    ))
+}
+
+/// Sums of which every bit is set, a NaN in every type: they end, and are none either.
+fn no_numbers(rank: &Rank<'_>) -> Result<String, String> {
+    const COUNT: u32 = 4097;
+    let mut types = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        if !rank.offers(dtype)? {
+            continue;
+        }
+        let (buffer, row) = rank.tensor(dtype, 0, COUNT)?;
+        let bytes = COUNT as usize * dtype.bytes();
+        buffer.write(0, &vec![0xff; bytes]).map_err(|e| e.to_string())?;
+        let list = rank.list(dtype, [row, row], 1, EncoderMode::OneShot)?;
+        rank.run(&list)?;
+        let mut found = vec![0; bytes];
+        buffer.read(0, &mut found).map_err(|e| e.to_string())?;
+        let exponent = match dtype {
+            DType::F16 => 0x7c00,
+            _ => 0x7f80,
+        };
+        // The upper halves of f32 are bf16.
+        let upper = found.chunks_exact(dtype.bytes()).map(|value| {
+            let half = &value[dtype.bytes() - 2..];
+            u32::from(u16::from_le_bytes([half[0], half[1]]))
+        });
+        if let Some(at) = upper.into_iter().position(|bits| bits & 0x7fff <= exponent) {
+            return Err(format!("{dtype:?}: element {at} of a sum of NaNs is a number"));
+        }
+        types.push(format!("{dtype:?}"));
+    }
+    Ok(format!("NaN in {}", types.join(", ")))
 }
 
 /// A sum and the norm behind it as one region, where the platform claims it: bit by bit what the two ops give, for few

@@ -2,7 +2,7 @@
  *
  * Build: cc -shared -fPIC -O2 -I CUPTI/include -o libtrace.so trace.c -ldl -lcupti
  * Use:   CUDA_INJECTION64_PATH=libtrace.so HALYARD_TRACE=out.tsv halyard ...
- * Writes one line a kernel, in order of starting: start ns, duration ns, grid, threads, shared bytes, name. */
+ * Writes one line a kernel: start ns, duration ns, grid, threads, shared bytes, device, name. */
 #include <cupti.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
     while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
         if (record->kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) continue;
         CUpti_ActivityKernel9 *k = (CUpti_ActivityKernel9 *)record;
-        fprintf(out, "%llu\t%llu\t%d,%d,%d\t%d\t%d\t%s\n", (unsigned long long)k->start, (unsigned long long)(k->end - k->start), k->gridX,
-                k->gridY, k->gridZ, k->blockX, k->dynamicSharedMemory, k->name);
+        fprintf(out, "%llu\t%llu\t%d,%d,%d\t%d\t%d\t%u\t%s\n", (unsigned long long)k->start, (unsigned long long)(k->end - k->start), k->gridX,
+                k->gridY, k->gridZ, k->blockX, k->dynamicSharedMemory, k->deviceId, k->name);
     }
     free(buffer);
 }

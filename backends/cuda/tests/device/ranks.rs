@@ -16,7 +16,7 @@ use crate::faults::Fake;
 
 const ALL: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libnccl.so.2"];
 /// What the own kernel takes of two ranks, and one element more.
-const LONGEST: u32 = 256 << 10;
+const LONGEST: u32 = 512 << 10;
 
 /// Rank 0 of two, with rank 1's end.
 struct Ranks {

@@ -15,7 +15,7 @@ use crate::view::View;
 
 /// Threads of a block of `all_reduce.cu`; each takes 16 bytes.
 const THREADS: u32 = 128;
-/// Blocks a multiprocessor of it: all blocks run at the same time, as each waits for the other ranks' packets.
+/// Blocks a multiprocessor of it: all blocks run at the same time, as each waits for the other ranks' data.
 const BLOCKS_PER_SM: u32 = 2;
 
 /// The sum as one kernel over the ranks' own memory.
@@ -103,7 +103,7 @@ impl CollectiveKernel {
     /// The ranks' memory, where the own kernels take a sum of `bytes`: settled by the size alone, so that all ranks do
     /// the same.
     pub(super) fn in_one_shot(&self, bytes: u64) -> Option<&Peers> {
-        self.group.peers().filter(|peers| 2 * bytes <= peers.window_bytes)
+        self.group.peers().filter(|peers| bytes <= peers.window_bytes)
     }
 
     /// What every kernel of a sum takes of the group, in its order.

@@ -9,7 +9,7 @@ use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, Node, OpSpec, Program, Result};
 
-use super::linear::{Fusion, Linear, SmallBatch, SmallBatchCall, WeightLayout, rows_aligned, scales_at};
+use super::linear::{Fusion, Linear, RECORD_ROWS, SmallBatch, SmallBatchCall, WeightLayout, rows_aligned, scales_at};
 use super::names::gate_of;
 use super::parts::{self, Parts};
 use crate::driver::DevicePtr;
@@ -257,7 +257,8 @@ impl Fused {
                     let scales = scales_at(n + above, k);
                     (weight + scales, weight_up + scales + 4 * above, k)
                 }
-                // Rows of planes are found by their numbers.
+                // Rows of planes are found by their numbers; an up part begins with a record.
+                WeightLayout::Planes(_) if !above.is_multiple_of(RECORD_ROWS) => return None,
                 WeightLayout::Planes(_) => (0, 0, 0),
                 WeightLayout::Plain(_) => (0, 0, 2 * k),
             };

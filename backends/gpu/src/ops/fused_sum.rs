@@ -3,6 +3,10 @@
 //!
 //! One launch where the own kernel takes the sum and rows fill a block. All other calls run the sum by itself: also
 //! those of so few tokens that the products behind make the norm. The numbers are the same ones in either way.
+//!
+//! While the ranks wait for each other, memory is idle. Products of few tokens ask for their first weights meanwhile;
+//! the library's begin when the sum is over. So the launch that sums also brings the beginnings of the next matrix's
+//! rows into the second-level cache.
 
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::communicator::CollectiveKind;
@@ -11,18 +15,26 @@ use halyard_platform_api::{DType, Error, Node, OpSpec, Program, Result};
 
 use super::collective::CollectiveKernel;
 use super::fused_linear::{self, Fused};
+use super::linear::WeightLayout;
 use super::names::float_name;
 use super::simple::block_of_row;
 use super::{GroupOf, build as build_op};
-use crate::driver::{DevicePtr, Function};
+use crate::driver::{DevicePtr, Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
 use crate::view::View;
 
 /// Entry points, by how many vectors of a row a thread has: 1, 2, 4.
 const NAMES: [&str; 3] = ["all_reduce_norm_1", "all_reduce_norm_2", "all_reduce_norm_4"];
-/// Blocks a multiprocessor: all blocks run at the same time, as each waits for the other ranks' packets.
+/// Blocks a multiprocessor: all blocks run at the same time, as each waits for the other ranks' data.
 const BLOCKS_PER_SM: u32 = 2;
+/// Part of the second-level cache for what the next product reads first. More would push itself out: the cache keeps
+/// some lines twice, once on either side of the chip.
+const AHEAD_PART: u64 = 3;
+/// Rows of a matrix that a multiprocessor is at work on first, in the library's products of 64 tokens and more.
+const ROWS_PER_SM: u32 = 64;
+/// From this capability on there are asynchronous copies into the cache.
+const COPIES_FROM: u32 = 90;
 
 /// The sum in place and the norm that reads it.
 fn sum_and_norm(program: &Program, first: usize) -> Option<(&Collective, &RmsNorm)> {
@@ -55,12 +67,58 @@ pub(crate) fn build(program: &Program, group_of: &GroupOf<'_>) -> Result<Box<dyn
     Ok(Box::new(FusedSum {
         sum: CollectiveKernel::new(&group_of(sum.communicator)?, sum.of_communicator())?,
         norm: norm.clone(),
+        next: program.nodes.get(2).and_then(Matrix::of),
         nodes: [program.nodes[0].clone(), program.nodes[1].clone()],
         behind: fused_linear::build(&behind)?,
+        ahead: Ahead::default(),
         num_tensors: program.tensors.len(),
         functions: None,
-        most_blocks: 1,
+        num_sms: 1,
     }))
+}
+
+/// A matrix that a product reads as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Matrix {
+    /// Its tensor.
+    weight: u16,
+    rows: u32,
+    row_bytes: u64,
+}
+
+/// The beginnings of some of its rows: how many, and bytes of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Ahead {
+    rows: u32,
+    bytes: u32,
+}
+
+impl Matrix {
+    /// The matrix of a linear, unless it is packed.
+    fn of(node: &Node) -> Option<Matrix> {
+        let OpSpec::Linear(op) = &node.spec else { return None };
+        let WeightLayout::Plain(dtype) = WeightLayout::of(op) else {
+            return None;
+        };
+        Some(Matrix {
+            weight: node.operands[1],
+            rows: op.out_features,
+            row_bytes: u64::from(op.in_features) * dtype.bytes() as u64,
+        })
+    }
+
+    /// What of it fits the cache; nothing where the device does not bring it there.
+    fn ahead(self, facts: &Facts) -> Ahead {
+        let rows = self.rows.min(ROWS_PER_SM * facts.num_sms);
+        let bytes = (facts.l2_bytes / AHEAD_PART / u64::from(rows.max(1))).min(self.row_bytes) / 128 * 128;
+        match facts.capability >= COPIES_FROM && self.row_bytes.is_multiple_of(16) && bytes > 0 {
+            true => Ahead {
+                rows,
+                bytes: bytes as u32,
+            },
+            false => Ahead::default(),
+        }
+    }
 }
 
 /// A claimed region.
@@ -71,10 +129,13 @@ struct FusedSum {
     nodes: [Node; 2],
     /// The norm, and what reads it.
     behind: Fused,
+    /// What the first op behind the norm reads, and how much of it the sum brings.
+    next: Option<Matrix>,
+    ahead: Ahead,
     num_tensors: usize,
     /// Where the ranks have memory for an own kernel.
     functions: Option<[Function; 3]>,
-    most_blocks: u32,
+    num_sms: u32,
 }
 
 impl FusedSum {
@@ -103,6 +164,19 @@ impl FusedSum {
         let Some((entry, threads)) = block_of_row(width / per_vector) else {
             return false;
         };
+        let row_blocks = rows.min(BLOCKS_PER_SM * self.num_sms);
+        let matrix = self.next.filter(|_| self.ahead.rows > 0);
+        let (ahead, stride) = matrix.map_or((0, 0), |matrix| (view(matrix.weight).ptr, matrix.row_bytes));
+        let ahead_rows = if ahead.is_multiple_of(16) && ahead != 0 {
+            self.ahead.rows
+        } else {
+            0
+        };
+        // On the multiprocessors without a row, or one of the first to be done.
+        let ahead_blocks = match ahead_rows {
+            0 => 0,
+            _ => self.num_sms.saturating_sub(row_blocks).max(self.num_sms / 8).max(1),
+        };
         let mut args = vec![
             Arg::Ptr(x.ptr),
             Arg::Ptr(weight.ptr),
@@ -112,10 +186,15 @@ impl FusedSum {
             Arg::U32(width),
             Arg::F32(self.norm.eps),
             Arg::F32(self.norm.weight_offset),
+            Arg::Ptr(ahead),
+            Arg::U64(stride),
+            Arg::U32(ahead_rows),
+            Arg::U32(self.ahead.bytes),
+            Arg::U32(row_blocks),
         ];
         args.extend(self.sum.group_args(peers));
         encoding.waits_for(self.sum.group());
-        encoding.launch(functions[entry], [rows.min(self.most_blocks), 1, 1], threads, 0, &args);
+        encoding.launch(functions[entry], [row_blocks + ahead_blocks, 1, 1], threads, 0, &args);
         true
     }
 }
@@ -124,7 +203,8 @@ impl Kernel for FusedSum {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
         self.sum.prepare(cx)?;
         self.behind.prepare(cx)?;
-        self.most_blocks = BLOCKS_PER_SM * cx.facts().num_sms.max(1);
+        self.num_sms = cx.facts().num_sms.max(1);
+        self.ahead = self.next.map_or(Ahead::default(), |matrix| matrix.ahead(cx.facts()));
         if let (Some(ranks), Some(act)) = (self.sum.ranks_in_kernels(), float_name(self.norm.dtype)) {
             let ranks = ranks.to_string();
             let entry = |name| cx.function(kernels::ALL_REDUCE, &[("ACT", act), ("RANKS", &ranks)], name, 0);
@@ -176,4 +256,61 @@ impl Kernel for FusedSum {
 fn behind(node: u32) -> Result<u32> {
     node.checked_sub(1)
         .ok_or_else(|| Error::invalid("node 0 of the region, a sum, has no weight"))
+}
+
+#[cfg(test)]
+mod tests {
+    use halyard_platform_api::WeightFormat;
+    use halyard_platform_api::ops::{Epilogue, Linear};
+
+    use super::*;
+
+    fn linear(in_features: u32, out_features: u32, weight: WeightFormat) -> Node {
+        let op = Linear {
+            in_features,
+            out_features,
+            weight,
+            act: DType::BF16,
+            out: DType::BF16,
+            epilogue: Epilogue::None,
+            max_tokens: 600,
+            allow_quantized_act: false,
+        };
+        Node::new(op, [0, 1, u16::MAX, u16::MAX, 2])
+    }
+
+    fn facts(capability: u32) -> Facts {
+        Facts {
+            name: String::new(),
+            detail: String::new(),
+            arch: String::new(),
+            capability,
+            num_sms: 132,
+            warp_size: 32,
+            matrix_units: true,
+            struct_params: false,
+            max_shared_bytes: 232_448,
+            l2_bytes: 60 << 20,
+            total_memory_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn a_third_of_the_cache_gets_the_beginnings_of_the_first_rows() {
+        let ahead = |k, n| Matrix::of(&linear(k, n, WeightFormat::BF16)).map(|matrix| matrix.ahead(&facts(90)));
+        let of = |rows, bytes| Some(Ahead { rows, bytes });
+        // An 8B model's gate and up and qkv on one of two ranks: more rows than are read at first, and fewer.
+        assert_eq!(ahead(4096, 14_336), of(8448, 2432));
+        assert_eq!(ahead(4096, 3072), of(3072, 6784));
+        assert_eq!(ahead(2048, 128), of(128, 4096), "a router's matrix is there whole");
+        assert_eq!(ahead(60, 128), of(0, 0), "rows of 120 bytes");
+        let older = Matrix::of(&linear(4096, 3072, WeightFormat::BF16)).map(|matrix| matrix.ahead(&facts(80)));
+        assert_eq!(older, of(0, 0));
+    }
+
+    #[test]
+    fn packed_matrices_are_not_read_ahead() {
+        assert_eq!(Matrix::of(&linear(4096, 4096, WeightFormat::U4G128)), None);
+        assert_eq!(Matrix::of(&linear(4096, 4096, WeightFormat::F8E4M3)), None);
+    }
 }

@@ -45,7 +45,7 @@ use crate::view::View;
 
 pub(super) use self::call::rows_aligned;
 pub(super) use self::fusion::{Fusion, SmallBatchCall};
-pub(super) use self::layout::{WeightLayout, scales_at};
+pub(super) use self::layout::{RECORD_ROWS, WeightLayout, scales_at};
 pub(super) use self::small_batch::SmallBatch;
 
 /// Bytes of canonical weights that a packing kernel takes at a time.

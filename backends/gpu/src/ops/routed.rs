@@ -13,7 +13,7 @@ use halyard_kernels_gpu::MOE;
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{Error, OpSpec, Result, WeightFormat};
 
-use self::expert_list::ExpertList;
+use self::expert_list::{Elsewhere, ExpertList};
 pub(crate) use self::fused_experts::{build as build_experts, matches as matches_experts};
 use self::grouped::Grouped;
 use self::lora::{Expand, Shrink};
@@ -204,6 +204,7 @@ impl Kernel for Linear {
             weight: weight.ptr,
             weight_up: 0,
             experts: *experts,
+            elsewhere: Elsewhere::Zeros,
             out: *out,
             bias,
             bias_up: 0,
@@ -214,7 +215,7 @@ impl Kernel for Linear {
             .filter(|(_, products)| products.suits(&self.op, &call))
         {
             if Products::reads_list(out.len()) {
-                list.encode(encoding, &self.op, experts);
+                list.encode(encoding, &self.op, experts, call.elsewhere);
             }
             products.encode(encoding, &self.op, &call);
             return Ok(());

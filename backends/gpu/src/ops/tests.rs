@@ -368,7 +368,7 @@ impl Group for Pair {
 fn a_sum_joins_the_norm_behind_it() {
     let peers = || Peers {
         memory: vec![8 << 30, 9 << 30],
-        window_bytes: 1 << 20,
+        window_bytes: 512 << 10,
         host_words: 10 << 30,
         limit_ticks: 1,
     };

@@ -10,12 +10,15 @@ use halyard_platform_api::{Error, Result, Status};
 
 use crate::driver::{DevicePtr, Driver, MAX_PEERS, PEER_CALLS_BYTES, Peers, Pinned};
 
-/// How long a kernel waits for the other ranks' packets: longer than any of them computes or compiles meanwhile.
+/// How long a kernel waits for the other ranks' data: longer than any of them computes or compiles meanwhile.
 const WAIT_LIMIT: Duration = Duration::from_secs(120);
-/// The bytes of each sender in a window are a multiple of this: 64 pairs of packets.
+/// The bytes of each sender in a window are a multiple of this.
 const WINDOW_STEP: u64 = 1024;
-/// Largest sum in bytes, times the ranks. Beyond it, storing into all others' memory takes longer than the library.
-const BYTES_TIMES_RANKS: u64 = 1 << 20;
+/// Largest sum in bytes, times the ranks. Beyond it, storing into all others' memory takes longer than the library:
+/// with more than two ranks that is more bytes than it sends.
+const BYTES_TIMES_RANKS: u64 = 2 << 20;
+/// What an empty word of a window is made of (`EMPTY` in peers.cuh).
+const EMPTY: u8 = 0xff;
 
 /// One rank's own memory, and its two words of pinned memory. It keeps the device open: other ranks may store here when
 /// this rank has left.
@@ -32,7 +35,7 @@ unsafe impl Send for PeerWindow {}
 unsafe impl Sync for PeerWindow {}
 
 impl PeerWindow {
-    /// Zeroed memory on the driver's device.
+    /// Memory on the driver's device: no call yet, and windows without data.
     fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<PeerWindow> {
         let memory = driver.ranks()?.allocate_peer_memory(bytes)?;
         let words = driver.allocate_pinned(64).inspect_err(|_| {
@@ -48,11 +51,16 @@ impl PeerWindow {
             words,
         };
         let stream = driver.create_stream()?;
-        // SAFETY: the memory was just allocated with as many bytes.
-        let zeroed = unsafe { driver.fill(memory, 0, bytes, stream) }.and_then(|()| driver.synchronize(stream));
+        // SAFETY: the memory was just allocated with as many bytes, of which the calls' come first.
+        let filled = unsafe {
+            driver
+                .fill(memory, EMPTY, bytes, stream)
+                .and_then(|()| driver.fill(memory, 0, PEER_CALLS_BYTES, stream))
+        };
+        let filled = filled.and_then(|()| driver.synchronize(stream));
         // SAFETY: just made, and idle or lost.
         unsafe { driver.destroy_stream(stream) };
-        zeroed.map(|()| window)
+        filled.map(|()| window)
     }
 
     fn words(&self) -> &[AtomicU32; 2] {
@@ -136,7 +144,7 @@ fn most_bytes(size: u32, named: Option<u64>) -> u64 {
 
 /// Bytes of the window of one sender, where the operator may have `named` the largest sum.
 pub(super) fn window_bytes(size: u32, named: Option<u64>) -> u64 {
-    2 * most_bytes(size, named) / WINDOW_STEP * WINDOW_STEP
+    most_bytes(size, named) / WINDOW_STEP * WINDOW_STEP
 }
 
 /// Lets this rank's device address the others' memory; false where it cannot.
@@ -174,10 +182,10 @@ mod tests {
 
     #[test]
     fn the_operator_lowers_the_longest_sum_and_cannot_raise_it() {
-        assert_eq!(most_bytes(2, None), 512 << 10);
-        assert_eq!(most_bytes(8, None), 128 << 10);
+        assert_eq!(most_bytes(2, None), 1 << 20);
+        assert_eq!(most_bytes(8, None), 256 << 10);
         assert_eq!(most_bytes(2, Some(8192)), 8192);
         assert_eq!(most_bytes(2, Some(0)), 0);
-        assert_eq!(most_bytes(8, Some(1 << 30)), 128 << 10);
+        assert_eq!(most_bytes(8, Some(1 << 30)), 256 << 10);
     }
 }

@@ -12,7 +12,7 @@ use halyard_rocm::RocmPlatform;
 use crate::{ALL, FAKE, HIP, Stand};
 
 /// What the own kernel takes at most of two ranks' 16-bit sums, and one element more.
-const LONGEST: u32 = 256 << 10;
+const LONGEST: u32 = 512 << 10;
 
 /// Sums of several sizes between two devices, and prints the first error. Does nothing when it is not a child.
 #[test]

@@ -2,7 +2,8 @@
 //
 // Words: how many experts are chosen, three unused, an entry of four words an expert (its number, where its choices
 // begin and end, one unused; experts in order, those without a choice left out), and the choices, expert by expert.
-// Where some experts are elsewhere one entry, the last, has all choices of those; its number is `num_experts`.
+// Where some experts are elsewhere one entry, the last, has all choices of those, unless nothing reads their results:
+// then they are not in the list. That entry's number is `num_experts`.
 #pragma once
 #include "common.cuh"
 

@@ -43,7 +43,7 @@ template <typename T> __device__ __forceinline__ u32 operand_of(const uint4 (&co
     constexpr u32 none = 0x80008000;
     if (!kBytes) {
         u32 pair = word_of(codes[0], chunk) >> (4 * i);
-        if (kHasMin) return (pair & 0x000f000f) | Magic<T>::small;
+        if (kHasMin) return and_or<0x000f000f, Magic<T>::small>(pair);
         u32 sign = (pair & 0x00080008) << 12, magnitude = pair & 0x00070007;
         return kIsBf16<T> ? fma2<T>(sign | magnitude << 6, 0x7e807e80, none)
                           : fma2<T>(sign | magnitude << 9, 0x74007400, none);
@@ -125,8 +125,8 @@ __device__ __forceinline__ void multiply_group(const u32 (&a)[ROW_TILES_][8][4],
 #pragma unroll
                 for (u32 r = 0; r < ROW_TILES_; r++) {
                     float(&d)[4] = part[n][r][split];
-                    if (step % kRunSteps < kSplit) d[0] = d[1] = d[2] = d[3] = 0.f;
-                    mma_m16n8k16<T>(d, a[r][step], b[n][half]);
+                    if (step % kRunSteps < kSplit) mma_from_zero<T>(d, a[r][step], b[n][half]);
+                    else mma_m16n8k16<T>(d, a[r][step], b[n][half]);
                 }
             if (step % kRunSteps != kRunSteps - 1) continue;
 #pragma unroll
@@ -171,11 +171,4 @@ __device__ __forceinline__ void add_minima(const Factors (&f)[ROW_TILES_][2], co
 #pragma unroll
             for (u32 j = 0; j < 4; j++)
                 sums[r][j] = fmaf(f[r][j / 2].add[run], j & 1 ? totals[run].y : totals[run].x, sums[r][j]);
-}
-
-// The scales of a row of a group.
-__device__ __forceinline__ void copy_scales(u32 to, const void *from, bool wanted) {
-    constexpr u32 bytes = kScales < 16 ? kScales : 16;
-#pragma unroll
-    for (u32 i = 0; i < kScales; i += bytes) copy_async<bytes>(to + i, (const u8 *)from + i, wanted);
 }

@@ -70,6 +70,11 @@ __device__ __forceinline__ void stores_before_products() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// A barrier of some of the block's threads, whole warps; `number` from 1 to 15.
+template <u32 THREADS> __device__ __forceinline__ void barrier_of(u32 number) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
+}
+
 // Registers a thread of this warpgroup may use from here on. Needs __launch_bounds__(threads, 1).
 template <int COUNT> __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));

@@ -21,6 +21,22 @@ template <> __device__ __forceinline__ void mma_m16n8k16<f16>(float (&d)[4], con
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// d = a · b: a product that sums from zero.
+template <typename T>
+__device__ __forceinline__ void mma_from_zero(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
+template <> __device__ __forceinline__ void mma_from_zero<bf16>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.f));
+}
+template <> __device__ __forceinline__ void mma_from_zero<f16>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.f));
+}
+
 // a · b + c of two values each, rounded once.
 template <typename T> __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c);
 template <> __device__ __forceinline__ u32 fma2<bf16>(u32 a, u32 b, u32 c) {
@@ -31,6 +47,13 @@ template <> __device__ __forceinline__ u32 fma2<bf16>(u32 a, u32 b, u32 c) {
 template <> __device__ __forceinline__ u32 fma2<f16>(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// x & mask | bits, in one instruction: of two constants the compiler makes two.
+template <u32 MASK, u32 BITS> __device__ __forceinline__ u32 and_or(u32 x) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "n"(MASK), "n"(BITS));
     return d;
 }
 #endif

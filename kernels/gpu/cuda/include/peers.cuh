@@ -1,12 +1,14 @@
-// Words that GPUs write into each other's memory. A packet is eight bytes: four of data and the number of the call that
-// sent them. It is stored and loaded whole, so a reader that sees the number sees the data, without a fence or a second
-// word that says "ready".
+// Words that GPUs write into each other's memory. The data is its own flag: an empty word holds a number that is never
+// sent, so a reader that finds another one has the data, without a fence or a second word that says "ready". Whoever
+// has read words empties them for the next sender. Words of four bytes are stored and loaded whole, more need not be.
 #pragma once
 #include "common.cuh"
 
-// Where the packets of unit `i` (16 bytes of data) begin in a window: the first two here, the other two 512 bytes on,
-// so that what a warp stores at once is one piece.
-__device__ __forceinline__ u64 packets_at(u32 i) { return (u64)(i >> 5) * 1024 + (i & 31) * 16; }
+// An empty word: a NaN in every type (two of them in those of 16 bits).
+constexpr u32 EMPTY = 0xffffffffu;
+
+// A word as it is sent: in place of the one that means "empty" another NaN.
+__device__ __forceinline__ u32 sendable(u32 word) { return word == EMPTY ? 0x7fff7fffu : word; }
 
 // Words that other devices or the host read and write while a kernel runs, past all caches that they do not see. One at
 // a time; a word and what came before it are ordered by `load_from_host` and `store_to_host` alone.
@@ -45,41 +47,33 @@ __device__ __forceinline__ void store_to_host(u32 *p, u32 v) {
 #endif
 
 #if defined(PORTABLE)
-// 16 bytes of data as four packets, at an address that all ranks reach.
-__device__ __forceinline__ void send_packets(void *to, uint4 data, u32 number) {
-    u64 flag = (u64)number << 32, *low = (u64 *)to, *high = low + 64;
-    store_word(low, flag | data.x);
-    store_word(low + 1, flag | data.y);
-    store_word(high, flag | data.z);
-    store_word(high + 1, flag | data.w);
+__device__ __forceinline__ void store_unit(void *to, uint4 data) {
+    u64 *words = (u64 *)to;
+    store_word(words, (u64)data.y << 32 | data.x);
+    store_word(words + 1, (u64)data.w << 32 | data.z);
 }
-
-// One look at four packets: whether all are of call `number`, and their data.
-__device__ __forceinline__ bool look_at_packets(const void *from, u32 number, uint4 &data) {
-    const u64 *low = (const u64 *)from, *high = low + 64;
-    u64 a = load_word(low), b = load_word(low + 1), c = load_word(high), d = load_word(high + 1);
-    data = make_uint4((u32)a, (u32)b, (u32)c, (u32)d);
-    return (u32)(a >> 32) == number && (u32)(b >> 32) == number && (u32)(c >> 32) == number && (u32)(d >> 32) == number;
+__device__ __forceinline__ uint4 load_unit_now(const void *from) {
+    const u64 *words = (const u64 *)from;
+    u64 low = load_word(words), high = load_word(words + 1);
+    return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 
 // Words of this device that kernels of several launches share.
 __device__ __forceinline__ u32 load_shared_word(const u32 *p) { return load_word(p); }
 __device__ __forceinline__ void store_shared_word(u32 *p, u32 v) { store_word(p, v); }
 #else
-// 16 bytes of data as four packets, at an address that all ranks reach.
-__device__ __forceinline__ void send_packets(void *to, uint4 data, u32 number) {
-    u64 flag = (u64)number << 32, a = flag | data.x, b = flag | data.y, c = flag | data.z, d = flag | data.w;
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(a), "l"(b) : "memory");
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0 + 512], {%1, %2};" ::"l"(to), "l"(c), "l"(d) : "memory");
+__device__ __forceinline__ void store_unit(void *to, uint4 data) {
+    asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(data.x), "r"(data.y),
+                 "r"(data.z), "r"(data.w)
+                 : "memory");
 }
-
-// One look at four packets: whether all are of call `number`, and their data.
-__device__ __forceinline__ bool look_at_packets(const void *from, u32 number, uint4 &data) {
-    u64 a, b, c, d;
-    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from) : "memory");
-    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2 + 512];" : "=l"(c), "=l"(d) : "l"(from) : "memory");
-    data = make_uint4((u32)a, (u32)b, (u32)c, (u32)d);
-    return (u32)(a >> 32) == number && (u32)(b >> 32) == number && (u32)(c >> 32) == number && (u32)(d >> 32) == number;
+__device__ __forceinline__ uint4 load_unit_now(const void *from) {
+    uint4 data;
+    asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
+                 : "l"(from)
+                 : "memory");
+    return data;
 }
 
 // Words of this device that kernels of several launches share: not from a multiprocessor's own cache.
@@ -92,6 +86,20 @@ __device__ __forceinline__ void store_shared_word(u32 *p, u32 v) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 #endif
+
+// A unit, which is 16 bytes of data, to an address that all ranks reach.
+__device__ __forceinline__ void send_unit(void *to, uint4 data) {
+    store_unit(to, make_uint4(sendable(data.x), sendable(data.y), sendable(data.z), sendable(data.w)));
+}
+
+// Makes room for the sender's next unit.
+__device__ __forceinline__ void empty_unit(void *at) { store_unit(at, make_uint4(EMPTY, EMPTY, EMPTY, EMPTY)); }
+
+// One look at a unit: whether all of it has come, and its data.
+__device__ __forceinline__ bool look_at_unit(const void *from, uint4 &data) {
+    data = load_unit_now(from);
+    return data.x != EMPTY && data.y != EMPTY && data.z != EMPTY && data.w != EMPTY;
+}
 
 // A clock of constant rate; the host knows its ticks per millisecond. Nanoseconds, or the constant clock of AMD's
 // devices.
@@ -109,9 +117,9 @@ __device__ __forceinline__ u64 ticks() {
 
 // A rank's state of its calls, in its own memory.
 struct Calls {
-    u32 number;  // of the last complete one; 0: none yet
+    u32 number;  // of calls that all of this rank's blocks have begun
     u32 dead;    // not 0 once a wait was given up: from then on this rank sends nothing, for it would be rubbish
-    u32 arrived; // blocks of the call at hand that are done
+    u32 arrived; // blocks of the call at hand that have read the number
     u32 unused;
 };
 
@@ -121,17 +129,19 @@ struct HostWords {
     u32 given_up; // the device: a wait was given up, and its result is garbage
 };
 
-// Checks of packets between two checks whether to go on.
+// Looks at a unit between two checks whether to go on.
 constexpr u32 LOOKS = 1024;
 
-// Waits for four packets; false when a rank has left or `limit` ticks have gone by, and the packets have not come. A
-// rank may have sent its packets before it left, so they are checked once more at the end.
-__device__ __forceinline__ bool receive_packets(const void *from, u32 number, const HostWords *host, u64 limit,
-                                                uint4 &data) {
+// Waits for a unit and empties its place; false when a rank has left or `limit` ticks have gone by, and the unit has
+// not come. A rank may have sent it before it left, so it is looked at once more at the end.
+__device__ __forceinline__ bool receive_unit(void *from, const HostWords *host, u64 limit, uint4 &data) {
     u64 start = 0;
     bool last = false;
     for (u32 looks = 1;; looks++) {
-        if (look_at_packets(from, number, data)) return true;
+        if (look_at_unit(from, data)) {
+            empty_unit(from);
+            return true;
+        }
         if (last) return false;
         if (looks % LOOKS == 0) {
             u64 now = ticks();

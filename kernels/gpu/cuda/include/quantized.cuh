@@ -7,8 +7,11 @@
 // Fifth bits: one byte a chunk, bit i / 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of
 // the first (even) or second. Rows whose depth is no whole number of groups end in chunks with scale 0.
 //
-// Canonical formats (groups.h) have their codes so too, bytes as Q8_0's. Their scales are f32, as many a group of 128
-// values as the format has; each is followed by its minimum where there is one.
+// Canonical formats (groups.h) have no planes but records, of eight rows' codes and scales of a group, so that a
+// tile's weights are a few long runs of memory: [n / 8 rounded up][groups][`kRecord` bytes]. Codes lie as above, in
+// words of 16 bytes: [words of a lane][row][lane], where lanes of rows 2, 3, 6 and 7 swap places with those two further
+// on. Scales follow, [row], f32, as many as the format has for 128 values, each with its minimum behind it where there
+// is one.
 //
 // Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K, 40 to 55 canonical.
 // revision: 2
@@ -36,6 +39,9 @@ constexpr u32 kQuants = kBytes ? 128 : 64;
 constexpr u32 kHigh = FORMAT == 5 ? 16 : FORMAT == 8 ? 32 : 0;
 constexpr u32 kFactors = 128 / GROUP_VALUES * SCALE_WORDS;
 constexpr u32 kScales = kGroups ? 4 * kFactors : FORMAT == 4 ? 16 : 8;
+// Rows of a record, and its bytes.
+constexpr u32 kRecordRows = 8;
+constexpr u32 kRecord = kRecordRows * (kQuants + kScales);
 // What the stored number exceeds the value's factor by.
 constexpr int kOffset = FORMAT == 3 ? 8 : FORMAT == 5 ? 16 : FORMAT == 8 ? 32 : 0;
 // The file's blocks.
@@ -55,7 +61,7 @@ struct Planes {
 
 __device__ __forceinline__ u64 plane_bytes(u64 bytes) { return (bytes + 255) / 256 * 256; }
 
-// The host computes the same sizes: ops/linear/quantized.rs.
+// The host computes the same sizes: ops/linear/layout.rs. Records begin at `quants`.
 __device__ __forceinline__ Planes planes_of(u8 *packed, u32 n, u32 k) {
     Planes p;
     p.groups = (k + 127) / 128;
@@ -65,6 +71,26 @@ __device__ __forceinline__ Planes planes_of(u8 *packed, u32 n, u32 k) {
     p.scales = p.high + plane_bytes(all * kHigh);
     p.blocks = p.scales + plane_bytes(all * kScales);
     return p;
+}
+
+// Where a record begins.
+__device__ __forceinline__ u8 *record_of(const Planes &p, u32 block, u32 group) {
+    return p.quants + ((u64)block * p.groups + group) * kRecord;
+}
+// Where in a record a lane's word of codes of a row stands, and the row's scales.
+__device__ __forceinline__ u32 codes_in_record(u32 row, u32 lane, u32 word) {
+    return 512 * word + 64 * row + 16 * (lane ^ (row & 2));
+}
+__device__ __forceinline__ u32 scales_in_record(u32 row) { return kRecordRows * kQuants + row * kScales; }
+
+// A lane's word (one of 16 bytes, of two in formats of bytes) of a group of a row, and the group's scales.
+__device__ __forceinline__ u8 *codes_of(const Planes &p, u64 row, u32 group, u32 lane, u32 word) {
+    if (kGroups) return record_of(p, (u32)(row / 8), group) + codes_in_record(row % 8, lane, word);
+    return p.quants + (row * p.groups + group) * kQuants + lane * (kQuants / 4) + 16 * word;
+}
+__device__ __forceinline__ u8 *scales_of(const Planes &p, u64 row, u32 group) {
+    if (kGroups) return record_of(p, (u32)(row / 8), group) + scales_in_record(row % 8);
+    return p.scales + (row * p.groups + group) * kScales;
 }
 
 // What lane t holds of one group of a row. `factors` are canonical scales.
@@ -89,13 +115,12 @@ __device__ __forceinline__ uint2 load_streaming8(const void *p) {
 __device__ __forceinline__ Group load_group(const Planes &p, u32 row, u32 group, u32 t) {
     Group v;
     u64 at = (u64)row * p.groups + group;
-    const u8 *quants = p.quants + at * kQuants + t * (kQuants / 4);
-    v.quants[0] = load_streaming(quants);
-    if (kBytes) v.quants[kBytes] = load_streaming(quants + 16);
+    v.quants[0] = load_streaming(codes_of(p, row, group, t, 0));
+    if (kBytes) v.quants[kBytes] = load_streaming(codes_of(p, row, group, t, 1));
     if (FORMAT == 5) v.high.x = *(const u32 *)(p.high + at * kHigh + 4 * t);
     if (FORMAT == 8) v.high = load_streaming8(p.high + at * kHigh + 8 * t);
     if (kGroups) {
-        const u8 *scales = p.scales + at * kScales;
+        const u8 *scales = scales_of(p, row, group);
         if (kFactors == 1) v.factors[0] = *(const float *)scales;
         if (kFactors == 2) {
             uint2 two = load_streaming8(scales);

@@ -3,10 +3,11 @@
 // depths and tokens.
 //
 // Blocks are persistent and walk over the tiles of 16 rows. The warps share the depth of a tile in spans of SPAN groups
-// of 128; each has a ring of STAGES spans in shared memory that it fills for itself by asynchronous copies, across the
-// ends of tiles, so that nothing but the memory's rate limits what is in flight: loads into registers would wait in the
-// first-level cache, which the tokens' shared memory takes away. The first weights, which are constants, are asked for
-// before the previous kernel has ended.
+// of 128; each has a ring of STAGES spans in shared memory that it fills for itself, across the ends of tiles, so that
+// nothing but the memory's rate limits what is in flight: loads into registers would wait in the first-level cache,
+// which the tokens' shared memory takes away. A span is two runs of records, which Hopper's copy engine brings in two
+// copies; elsewhere lanes copy 16 bytes each. The first weights, which are constants, are asked for before the previous
+// kernel has ended.
 //
 // linear_groups_small keeps the tokens of its tile in shared memory for the whole depth, in the order of the lanes'
 // loads, and with them their sums over each run of depths that shares a scale. linear_groups_streamed, for tokens that
@@ -14,13 +15,16 @@
 //
 // Definitions: FORMAT (canonical; see quantized.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each),
 // MOST (tokens of a block: 8·TILES, or 1), WARPS, SPAN (1, 2 or 4), STAGES (2 or more), MIN_BLOCKS (blocks that an SM
-// should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and
-// 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
+// should hold), LATE (1: the next kernel may start when this block has asked for its last weights, else at once; 0
+// where it is not defined), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles
+// are 8 gate and 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) /
+// rms(x)).
 // Launch: grid (blocks: up to the number of tiles of 16 rows, 8 gated; tiles of MOST tokens), 32·WARPS threads.
 // `matrix_rows`: rows of the planes; `first_up`: the first up row in its planes.
-// Dynamic shared memory: WARPS·STAGES spans (`kSpanBytes`, streamed ones with `kTokenBytes` more), the tokens of the
-// tile (linear_groups_small only; `pitch_of(k)` values each), then 41·WARPS·MOST floats, and for linear_groups_small
-// groups·128/GROUP_VALUES·MOST more where the format has minima.
+// Where GATE, `first_up` is a multiple of 8.
+// Dynamic shared memory: WARPS·STAGES spans (`kSpanBytes`, streamed ones with `kTokenBytes` more), their barriers
+// (`kBarrierBytes`), the tokens of the tile (linear_groups_small only; `pitch_of(k)` values each), then 41·WARPS·MOST
+// floats, and for linear_groups_small groups·128/GROUP_VALUES·MOST more where the format has minima.
 // Needs: k a multiple of 32, x_stride one of 8, x, weights and norm 16-byte aligned.
 // check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DSPAN=4 -DSTAGES=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=1 -DNORM=1
 // check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=16 -DSPAN=2 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=1
@@ -35,6 +39,18 @@
 #include "activate.cuh"
 #include "groups_product.cuh"
 #include "weights.cuh"
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "hopper.cuh"
+constexpr bool kBulk = true;
+#else
+constexpr bool kBulk = false;
+struct Barrier {
+    u64 state;
+};
+#endif
+#if !defined(LATE)
+#define LATE 0
+#endif
 
 constexpr u32 kThreads = 32 * WARPS;
 constexpr u32 kOut = GATE ? 8 : 16;
@@ -44,9 +60,9 @@ constexpr u32 kTokens = MOST;
 constexpr u32 kSums = WARPS * kTokens * kColumn;
 // Tokens whose loads a thread has in flight.
 constexpr u32 kBatch = MOST < 4 ? MOST : 4;
-// A span of a warp: the lanes' codes, group by group and row by row, and the scales of 16 rows.
-constexpr u32 kCodeBytes = SPAN * 2 * 512 * kWords;
-constexpr u32 kSpanBytes = kCodeBytes + 16 * SPAN * kScales;
+// A span of a warp: the records of the upper eight rows, and those of the lower eight.
+constexpr u32 kSpanBytes = 2 * SPAN * kRecord;
+constexpr u32 kBarrierBytes = (WARPS * STAGES * 8 + 15) / 16 * 16;
 // Groups of a span whose instructions the compiler may mix.
 constexpr u32 kTogether = SPAN < 2 ? SPAN : 2;
 constexpr u32 kTokenBytes = SPAN * TILES * 2048;
@@ -177,45 +193,37 @@ __device__ __forceinline__ void finish(const Product &p, u32 tile, const float *
     }
 }
 
-// Where the lane's codes and the scales of its rows of a tile begin.
+// Where the records of the halves of a tile, eight rows each, begin.
 struct Rows {
-    const u8 *codes[2], *scales[2];
+    const u8 *records[2];
 };
 
 __device__ __forceinline__ Rows find_rows(const Product &p, const Planes &plain, const Planes &up, u32 tile) {
-    u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     Rows rows;
-#pragma unroll
-    for (u32 h = 0; h < 2; h++) {
-        bool is_up = GATE && h == 1;
-        u64 row = min(tile * kOut + g + (GATE ? 0 : 8 * h), p.n - 1) + (is_up ? p.first_up : 0);
-        const Planes &planes = is_up ? up : plain;
-        rows.codes[h] = planes.quants + row * planes.groups * kQuants + t * (kQuants / 4);
-        rows.scales[h] = planes.scales + row * planes.groups * kScales;
-    }
+    rows.records[0] = record_of(plain, GATE ? tile : 2 * tile, 0);
+    // A last tile of eight rows has its half twice.
+    rows.records[1] = GATE ? record_of(up, p.first_up / 8 + tile, 0)
+                           : record_of(plain, min(2 * tile + 1, (p.n - 1) / 8), 0);
     return rows;
 }
 
-// Asks for the codes and scales of a span.
-__device__ __forceinline__ void ask_weights(u32 to, const Rows &rows, u32 span, u32 groups) {
-    u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+// Asks for the records of a span, which has `count` groups.
+__device__ __forceinline__ void ask_weights(u8 *to, const Rows &rows, u32 first, u32 count, Barrier *full) {
+    u32 lane = threadIdx.x & 31, bytes = count * kRecord;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (lane != 0) return;
+    barrier_arrive_expect(*full, 2 * bytes);
 #pragma unroll
-    for (u32 s = 0; s < SPAN; s++) {
-        u32 group = span * SPAN + s;
+    for (u32 h = 0; h < 2; h++) bulk_load(to + h * SPAN * kRecord, rows.records[h] + first * kRecord, bytes, *full);
+#else
 #pragma unroll
-        for (u32 h = 0; h < 2; h++)
+    for (u32 h = 0; h < 2; h++)
 #pragma unroll
-            for (u32 w = 0; w < kWords; w++)
-                copy_async<16>(to + ((s * 2 + h) * kWords + w) * 512 + 16 * lane,
-                               rows.codes[h] + (group < groups ? group * kQuants + 16 * w : 0), group < groups);
-    }
-    u32 group = span * SPAN + t;
-    if (t < SPAN) {
-#pragma unroll
-        for (u32 h = 0; h < 2; h++)
-            copy_scales(to + kCodeBytes + ((8 * h + g) * SPAN + t) * kScales,
-                        rows.scales[h] + (group < groups ? group * kScales : 0), group < groups);
-    }
+        for (u32 at = 16 * lane; at < SPAN * kRecord; at += 512)
+            if (at < bytes)
+                copy_async<16>(place_in_shared(to) + h * SPAN * kRecord + at, rows.records[h] + first * kRecord + at,
+                               true);
+#endif
 }
 
 // And for the lane's values of tokens.
@@ -241,82 +249,104 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     u32 first_token = blockIdx.y * kTokens, columns = min(p.tokens - first_token, kTokens);
     u8 *ring = (u8 *)shared + warp * STAGES * kSlot;
-    u32 ring_at = place_in_shared(ring);
-    ACT *staged = (ACT *)((u8 *)shared + WARPS * STAGES * kSlot);
+    Barrier *full = (Barrier *)((u8 *)shared + WARPS * STAGES * kSlot) + warp * STAGES;
+    ACT *staged = (ACT *)((u8 *)shared + WARPS * STAGES * kSlot + kBarrierBytes);
     float *sums_at = (float *)(staged + (STAGED ? columns * pitch_of(p.k) : 0)), *squares = sums_at + 2 * kSums,
           *totals_at = squares + WARPS * kTokens;
 
     Planes plain = planes_of(p.weights, p.matrix_rows, p.k);
     Planes up = GATE ? planes_of(p.weights_up, p.matrix_rows, p.k) : plain;
-    u32 groups = plain.groups, spans = (groups + SPAN - 1) / SPAN, rounds = (spans + WARPS - 1) / WARPS;
-    u32 tiles = (p.n + kOut - 1) / kOut;
+    u32 groups = plain.groups, spans = (groups + SPAN - 1) / SPAN, tiles = (p.n + kOut - 1) / kOut;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (lane == 0) {
+#pragma unroll
+        for (u32 s = 0; s < STAGES; s++) barrier_init(full[s], 1);
+        barrier_init_done();
+    }
+    __syncwarp();
+#endif
 
-    // What is asked for next.
-    u32 ask_tile = blockIdx.x, ask_span = warp, ask_round = 0;
-    Rows rows = find_rows(p, plain, up, ask_tile);
+    // What is asked for next; of a warp without spans nothing.
+    u32 ask_tile = warp < spans ? blockIdx.x : tiles, ask_span = warp;
+    Rows rows = find_rows(p, plain, up, blockIdx.x);
+    auto ask = [&](u32 slot) {
+        ask_weights(ring + slot * kSlot, rows, ask_span * SPAN, min(groups - ask_span * SPAN, (u32)SPAN), full + slot);
+    };
     auto advance = [&] {
         ask_span += WARPS;
-        if (++ask_round < rounds) return;
-        ask_round = 0;
+        if (ask_span < spans) return;
         ask_span = warp;
         ask_tile += gridDim.x;
         if (ask_tile < tiles) rows = find_rows(p, plain, up, ask_tile);
     };
-    auto is_there = [&] { return ask_tile < tiles && ask_span < spans; };
+    u32 asked = 0;
 #pragma unroll
-    for (u32 s = 0; s < STAGES - 1; s++) {
-        if (is_there()) ask_weights(ring_at + s * kSlot, rows, ask_span, groups);
+    for (u32 s = 0; s < STAGES; s++) {
+        if (ask_tile < tiles) {
+            ask(s);
+            advance();
+            asked++;
+        }
         if (STAGED) end_of_copies();
-        advance();
     }
-    let_next_start();
+    if (!LATE || ask_tile >= tiles) let_next_start();
+    wait_for_previous();
     if (STAGED) {
-        wait_for_previous();
         stage(p, first_token, columns, staged, squares, totals_at);
     } else {
-        wait_for_previous();
+        // The spans that were asked for, once more.
+        u32 span = warp;
 #pragma unroll
-        for (u32 s = 0; s < STAGES - 1; s++) {
-            u32 index = s / rounds, span = warp + s % rounds * WARPS;
-            if (blockIdx.x + index * gridDim.x < tiles && span < spans)
-                ask_tokens(p, ring_at + s * kSlot + kSpanBytes, first_token, columns, span);
+        for (u32 s = 0; s < STAGES; s++) {
+            if (s < asked) ask_tokens(p, place_in_shared(ring + s * kSlot) + kSpanBytes, first_token, columns, span);
             end_of_copies();
+            span = span + WARPS < spans ? span + WARPS : warp;
         }
     }
 
-    u32 slot = 0, parity = 0;
+    u32 slot = 0, parity = 0, phase = 0;
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float sums[TILES][1][4] = {};
         Around first = around(p, tile, threadIdx.x, first_token, columns);
 #pragma unroll 1
-        for (u32 span = warp, round = 0; round < rounds; round++, span += WARPS) {
-            wait_for_copies<STAGES - 2>();
+        for (u32 span = warp; span < spans; span += WARPS) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+            barrier_wait(full[slot], phase);
+            if (!STAGED) wait_for_copies<STAGES - 1>();
+#else
+            wait_for_copies<STAGES - 1>();
             __syncwarp();
-            // All lanes are done with the slot before this one.
-            u32 free = slot == 0 ? STAGES - 1 : slot - 1;
-            if (is_there()) {
-                ask_weights(ring_at + free * kSlot, rows, ask_span, groups);
-                if (!STAGED) ask_tokens(p, ring_at + free * kSlot + kSpanBytes, first_token, columns, ask_span);
-            }
-            end_of_copies();
-            advance();
+#endif
             const u8 *from = ring + slot * kSlot;
-            slot = slot + 1 == STAGES ? 0 : slot + 1;
+            // When all lanes have read a slot, what comes next may take its place.
+            auto refill = [&] {
+                __syncwarp();
+                if (ask_tile < tiles) {
+                    ask(slot);
+                    if (!STAGED)
+                        ask_tokens(p, place_in_shared(from) + kSpanBytes, first_token, columns, ask_span);
+                    advance();
+                    if (LATE && ask_tile >= tiles) let_next_start();
+                }
+                if (!kBulk || !STAGED) end_of_copies();
+            };
 #pragma unroll (kTogether)
             for (u32 s = 0; s < SPAN; s++) {
                 u32 group = span * SPAN + s;
-                if (group >= groups) break;
+                // Of a group that is not there nothing is used.
                 uint4 codes[2][kWords];
-#pragma unroll
-                for (u32 h = 0; h < 2; h++)
-#pragma unroll
-                    for (u32 w = 0; w < kWords; w++)
-                        codes[h][w] = *(const uint4 *)(from + ((s * 2 + h) * kWords + w) * 512 + 16 * lane);
                 Factors f[1][2];
 #pragma unroll
-                for (u32 h = 0; h < 2; h++)
-                    f[0][h] = factors_at((const float *)(from + kCodeBytes + ((8 * h + g) * SPAN + s) * kScales));
+                for (u32 h = 0; h < 2; h++) {
+                    const u8 *record = from + (h * SPAN + s) * kRecord;
+#pragma unroll
+                    for (u32 w = 0; w < kWords; w++)
+                        codes[h][w] = *(const uint4 *)(record + codes_in_record(g, t, w));
+                    f[0][h] = factors_at((const float *)(record + scales_in_record(g)));
+                }
+                if (STAGED && s == SPAN - 1) refill();
+                if (SPAN > 1 && group >= groups) continue;
                 u32 a[1][8][4];
                 left_of<ACT>(codes[0], codes[1], a[0]);
                 auto chunk_at = [&](u32 n, u32 chunk, u32(&b)[2][2]) {
@@ -344,6 +374,8 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
                     add_minima<1>(f, totals, sums[n]);
                 }
             }
+            if (!STAGED) refill();
+            if (++slot == STAGES) slot = 0, phase ^= 1;
         }
         // Two buffers, so that one barrier a tile is enough.
         float *tile_sums = sums_at + parity * kSums;

@@ -28,9 +28,8 @@
 constexpr u32 kRows = 32 * ROW_WARPS;
 constexpr u32 kWarps = ROW_WARPS * TOKEN_WARPS;
 constexpr u32 kThreads = 32 * kWarps;
-constexpr u32 kCodeBytes = kRows * kQuants;
-constexpr u32 kScaleBytes = kRows * kScales;
-constexpr u32 kStageBytes = kCodeBytes + kScaleBytes + TOKENS * 256;
+constexpr u32 kWeightBytes = kRows / kRecordRows * kRecord;
+constexpr u32 kStageBytes = kWeightBytes + TOKENS * 256;
 #include "groups_tile.cuh"
 // Tiles of 8 tokens of a warp, and of all.
 constexpr u32 kTiles = TOKENS / 8 / TOKEN_WARPS;
@@ -38,20 +37,13 @@ constexpr u32 kAllTiles = TOKENS / 8;
 // Tiles whose products take turns.
 constexpr u32 kTurns = kTiles % 2 == 0 ? 2 : 1;
 
-// Asks for the codes and scales of a group of the tile's rows.
+// Asks for the records of a group of the tile's rows: behind the last row, for the last ones again.
 __device__ __forceinline__ void ask_weights(const Tile &p, u32 to, u32 first_row, u32 group) {
-    constexpr u32 units = kQuants / 16;
+    constexpr u32 units = kRecord / 16;
 #pragma unroll
-    for (u32 i = threadIdx.x; i < kRows * units; i += kThreads) {
-        u32 row = i / units, unit = i % units;
-        u64 at = (u64)min(first_row + row, p.n - 1) * p.planes.groups + group;
-        u32 place = kBytes ? unit ^ (row & 1) : unit;
-        copy_async<16>(to + row * kQuants + 16 * place, p.planes.quants + at * kQuants + 16 * unit, true);
-    }
-#pragma unroll
-    for (u32 row = threadIdx.x; row < kRows; row += kThreads) {
-        u64 at = (u64)min(first_row + row, p.n - 1) * p.planes.groups + group;
-        copy_scales(to + kCodeBytes + row * kScales, p.planes.scales + at * kScales, true);
+    for (u32 i = threadIdx.x; i < kWeightBytes / 16; i += kThreads) {
+        u32 block = min(first_row / kRecordRows + i / units, (p.n - 1) / kRecordRows);
+        copy_async<16>(to + 16 * i, record_of(p.planes, block, group) + 16 * (i % units), true);
     }
 }
 
@@ -62,7 +54,7 @@ __device__ __forceinline__ void ask_tokens(const Tile &p, u32 to, u32 first_toke
         u32 token = i / 16, unit = i % 16, depth = 128 * group + 8 * unit;
         bool wanted = first_token + token < p.tokens && depth < p.k;
         const ACT *from = p.x + (wanted ? (u64)(first_token + token) * p.x_stride + depth : 0);
-        copy_async<16>(to + kCodeBytes + kScaleBytes + 256 * token + 16 * (unit ^ 2 * (token & 3)), from, wanted);
+        copy_async<16>(to + kWeightBytes + 256 * token + 16 * (unit ^ 2 * (token & 3)), from, wanted);
     }
 }
 
@@ -70,7 +62,7 @@ __device__ __forceinline__ void ask_tokens(const Tile &p, u32 to, u32 first_toke
 __device__ __forceinline__ void multiply(const u8 *piece, float *totals_at, u32 warp_row, u32 warp_tile,
                                          float (&sums)[kTiles][2][4]) {
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u8 *tokens = piece + kCodeBytes + kScaleBytes + 256 * g + 8 * (t & 1);
+    const u8 *tokens = piece + kWeightBytes + 256 * g + 8 * (t & 1);
     // The lane's values of a tile's token g: units 4·chunk + t / 2, and two further on.
     auto values = [&](u32 tile) {
         const u8 *token = tokens + 2048 * tile;
@@ -99,13 +91,10 @@ __device__ __forceinline__ void multiply(const u8 *piece, float *totals_at, u32 
         uint4 codes[2][kWords];
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
-            u32 row = warp_row + 16 * r + 8 * h + g;
+            const u8 *record = piece + (warp_row + 16 * r + 8 * h) / kRecordRows * kRecord;
 #pragma unroll
-            for (u32 w = 0; w < kWords; w++) {
-                u32 unit = kWords * t + w;
-                codes[h][w] = *(const uint4 *)(piece + row * kQuants + 16 * (kBytes ? unit ^ (row & 1) : unit));
-            }
-            f[r][h] = factors_at((const float *)(piece + kCodeBytes + row * kScales));
+            for (u32 w = 0; w < kWords; w++) codes[h][w] = *(const uint4 *)(record + codes_in_record(g, t, w));
+            f[r][h] = factors_at((const float *)(record + scales_in_record(g)));
         }
         left_of<ACT>(codes[0], codes[1], a[r]);
     }

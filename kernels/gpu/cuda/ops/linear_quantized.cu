@@ -105,9 +105,9 @@ extern "C" __global__ void __launch_bounds__(256)
             fifth |= (number >> 4 & 1) << (pair + 4 * odd);
             pairs |= (number >> 4 & 3) << (2 * pair + 8 * odd);
         }
-        u8 *quants = p.quants + at * kQuants + t * (kQuants / 4);
+        u8 *quants = codes_of(p, first_row + local, chunk / 4, t, kBytes ? slot / 2 : 0);
         if (kBytes) {
-            for (u32 i = 0; i < 8; i++) quants[8 * slot + i] = bytes[i];
+            for (u32 i = 0; i < 8; i++) quants[8 * (slot % 2) + i] = bytes[i];
         } else {
             *(u32 *)(quants + 4 * slot) = word;
         }
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (u32 first = 32 * slot; first < 32 * slot + 32; first += 16) {
         if (first % GROUP_VALUES != 0) continue;
         const u8 *group = row + (128 * (chunk / 4) + first) / GROUP_VALUES * GROUP_BYTES;
-        u32 *to = (u32 *)(p.scales + at * kScales) + first / GROUP_VALUES * SCALE_WORDS;
+        u32 *to = (u32 *)scales_of(p, first_row + local, chunk / 4) + first / GROUP_VALUES * SCALE_WORDS;
         for (u32 w = 0; w < SCALE_WORDS; w++) to[w] = present ? WORD_AT(group + 4 * w) : 0;
     }
 #else

@@ -2,10 +2,12 @@
 //
 // Definition: ACT (f16, bf16: moe_combine_add's x, residual and out).
 // moe_list: one block of 1024 threads, shared memory 12 · num_groups bytes; moe_list_parts (where there are clusters):
-// PARTS blocks, for many choices. Groups are the experts from first_expert on;
-// with one more group than experts, that one has all choices of other experts. moe_combine_add: grid (values of a token
-// in 8 · 256, tokens up to a bound, then in strides), 256 threads; width a multiple of 8, rows at multiples of 16
-// bytes. It rounds as moe_combine and add do one after another; without a residual it is the former.
+// PARTS blocks, for many choices. Groups are the experts from first_expert on; with one more group than experts, that
+// one has all choices of other experts, which are left out without it. moe_combine_add: grid (values of a token in
+// 8 · 256, tokens up to a bound, then in strides), 256 threads; width a multiple of 8, rows at multiples of 16 bytes.
+// It rounds as moe_combine and add do one after another; without a residual it is the former. With `experts` it does
+// not read the results of other experts than those from first_expert on: nobody has written them, and they count as
+// zeros.
 // check: -DACT=f16
 // check: -DACT=bf16
 #include "common.cuh"
@@ -16,6 +18,8 @@
 #define AT_ONCE 8
 // Blocks of a cluster.
 #define PARTS 8
+// Results of a token that a thread of moe_combine_add has on their way together.
+#define RESULTS 4
 
 // The count that block `part` of the cluster has at `count`.
 __device__ __forceinline__ u32 count_of(const u32 *count, u32 part) {
@@ -119,24 +123,44 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
 
 extern "C" __global__ void __launch_bounds__(256)
     moe_combine_add(const ACT *x, u32 token_stride, u32 choice_stride, const float *weights, u32 weights_stride,
-                    const ACT *residual, u32 residual_stride, ACT *out, u32 out_stride, u32 num_tokens, u32 top_k,
-                    u32 width) {
+                    const i32 *experts, u32 experts_stride, u32 first_expert, u32 num_experts, const ACT *residual,
+                    u32 residual_stride, ACT *out, u32 out_stride, u32 num_tokens, u32 top_k, u32 width) {
     wait_for_previous();
     let_next_start();
     u32 at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= width) return;
     for (u32 t = blockIdx.y; t < num_tokens; t += gridDim.y) {
         float sums[8] = {};
-        for (u32 j = 0; j < top_k; j++) {
-            float weight = weights[(u64)t * weights_stride + j];
-            uint4 v = *(const uint4 *)(x + (u64)t * token_stride + (u64)j * choice_stride + at);
-            u32 words[4] = {v.x, v.y, v.z, v.w};
+        for (u32 first = 0; first < top_k; first += RESULTS) {
+            bool here[RESULTS];
+            float weight[RESULTS];
+            uint4 v[RESULTS];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                float low, high;
-                unpack2<ACT>(words[i], low, high);
-                sums[2 * i] += weight * low;
-                sums[2 * i + 1] += weight * high;
+            for (u32 r = 0; r < RESULTS; r++) {
+                u32 j = first + r;
+                here[r] = j < top_k;
+                if (here[r] && experts)
+                    here[r] = (u32)experts[(u64)t * experts_stride + j] - first_expert < num_experts;
+            }
+#pragma unroll
+            for (u32 r = 0; r < RESULTS; r++) {
+                u32 j = first + r;
+                weight[r] = here[r] ? weights[(u64)t * weights_stride + j] : 0.f;
+                v[r] = make_uint4(0, 0, 0, 0);
+                if (here[r]) v[r] = *(const uint4 *)(x + (u64)t * token_stride + (u64)j * choice_stride + at);
+            }
+            // In the order of the choices.
+#pragma unroll
+            for (u32 r = 0; r < RESULTS; r++) {
+                if (!here[r]) continue;
+                u32 words[4] = {v[r].x, v[r].y, v[r].z, v[r].w};
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    float low, high;
+                    unpack2<ACT>(words[i], low, high);
+                    sums[2 * i] += weight[r] * low;
+                    sums[2 * i + 1] += weight[r] * high;
+                }
             }
         }
         uint4 other = residual ? *(const uint4 *)(residual + (u64)t * residual_stride + at) : make_uint4(0, 0, 0, 0);

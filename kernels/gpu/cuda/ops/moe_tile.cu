@@ -64,9 +64,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (chosen.expert == num_experts) {
         for (u32 begin = chosen.begin + blockIdx.z * TOKENS; !GATE && begin < chosen.end; begin += gridDim.z * TOKENS) {
             u32 count = min(chosen.end - begin, (u32)TOKENS);
-            for (u32 i = threadIdx.x; i < count * kOut; i += THREADS) {
-                u32 feature = first_row + i % kOut;
-                if (feature < features) row_out(choice_at(begin + i / kOut))[feature] = from_f32<ACT>(0.f);
+            for (u32 i = threadIdx.x; i < count * (kOut / 8); i += THREADS) {
+                u32 feature = first_row + i % (kOut / 8) * 8;
+                ACT *to = row_out(choice_at(begin + i / (kOut / 8))) + feature;
+                if (feature + 8 <= features) {
+                    *(uint4 *)to = make_uint4(0, 0, 0, 0);
+                } else {
+                    for (u32 e = 0; feature + e < features; e++) to[e] = from_f32<ACT>(0.f);
+                }
             }
         }
         return;

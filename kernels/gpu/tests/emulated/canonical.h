@@ -95,27 +95,36 @@ inline Matrix random_matrix(const Format &format, unsigned n, unsigned k) {
     return m;
 }
 
-// The planes of a matrix (quantized.cuh): codes of 128 values lane by lane, then scales and minima.
+// The records of a matrix (quantized.cuh): eight rows' codes of 128 values lane by lane, then scales and minima. What
+// belongs to no row is not zero.
 inline std::vector<std::uint64_t> planes_of(const Format &format, const Matrix &m, unsigned n, unsigned k) {
     const unsigned groups = (k + 127) / 128, quants = m.bytes ? 128 : 64, words = m.has_min ? 2 : 1;
-    const std::size_t scales_at = ((std::size_t)n * groups * quants + 255) / 256 * 256;
-    const unsigned runs = 128 / format.group;
-    std::vector<std::uint64_t> planes((scales_at + (std::size_t)n * groups * runs * words * 4 + 255) / 8);
-    auto *codes = (std::uint8_t *)planes.data();
-    auto *scales = (float *)(codes + scales_at);
+    const unsigned runs = 128 / format.group, scales = 4 * runs * words, record = 8 * (quants + scales);
+    std::vector<std::uint64_t> planes((std::size_t)(n + 7) / 8 * groups * record / 8, ~0ull);
     for (unsigned row = 0; row < n; row++) {
+        auto record_of = [&](unsigned group) {
+            return (std::uint8_t *)planes.data() + ((std::size_t)(row / 8) * groups + group) * record;
+        };
+        for (unsigned group = 0; group < groups; group++) {
+            for (unsigned word = 0; word < quants / 64; word++)
+                std::memset(record_of(group) + 512 * word + 64 * (row % 8), 0, 64);
+            std::memset(record_of(group) + 8 * quants + scales * (row % 8), 0, scales);
+        }
         for (unsigned d = 0; d < k; d++) {
             unsigned chunk = d % 128 / 32, in = d % 32, lane = in % 16 / 4, i = in % 4 + in / 16 * 4;
-            std::uint8_t *of = codes + ((std::size_t)row * groups + d / 128) * quants + lane * (quants / 4);
+            // A row has 64 bytes of each word of its four lanes; pairs of lanes are swapped in every second pair of
+            // rows.
+            unsigned place = row % 4 < 2 ? lane : (lane + 2) % 4, word = m.bytes ? chunk / 2 : 0;
+            std::uint8_t *of = record_of(d / 128) + 512 * word + 64 * (row % 8) + 16 * place;
             unsigned code = m.codes[row * k + d], nibble = i / 2 + (i & 1) * 4;
             if (m.bytes) {
-                of[8 * chunk + i] = (std::uint8_t)code;
+                of[8 * (chunk % 2) + i] = (std::uint8_t)code;
             } else {
                 of[4 * chunk + nibble / 2] |= code << (4 * (nibble & 1));
             }
         }
         for (unsigned g = 0; g < k / format.group; g++) {
-            float *at = scales + ((std::size_t)row * groups * runs + g) * words;
+            float *at = (float *)(record_of(g / runs) + 8 * quants + scales * (row % 8)) + g % runs * words;
             at[0] = m.scales[row * (k / format.group) + g];
             if (m.has_min) at[1] = m.minima[row * (k / format.group) + g];
         }

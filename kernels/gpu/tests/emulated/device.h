@@ -48,11 +48,16 @@ void emulated_product_32x32x8(const float *a, const float *b, float *sums);
 #define __builtin_amdgcn_fence(order, scope) ((void)0)
 #define __builtin_amdgcn_wave_barrier() ((void)0)
 #define __builtin_amdgcn_s_barrier() emulated_barrier()
-#define __builtin_amdgcn_atomic_inc32(p, last, order, scope) 0u
+#define __builtin_amdgcn_atomic_inc32(p, last, order, scope) emulated_atomic_inc(p, last)
 #define __builtin_amdgcn_rcpf(x) (1.f / (x))
 #define __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, d, x, y, z) emulated_product(a, b, d, emulated_bf16)
 #define __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, d, x, y, z) emulated_product(a, b, d, emulated_f16)
 
+static inline unsigned emulated_atomic_inc(unsigned *p, unsigned last) {
+    unsigned old = *p;
+    *p = old >= last ? 0 : old + 1;
+    return old;
+}
 static inline float emulated_bf16(short bits) {
     return __builtin_bit_cast(float, (unsigned)(unsigned short)bits << 16);
 }

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <ucontext.h>
 #include <vector>
 
@@ -57,9 +58,24 @@ struct Fiber {
     unsigned set = 0;
 };
 
+// A barrier in shared memory (PTX, mbarrier): a phase ends when as many arrived as it was made for, and the bytes have
+// come that they announced.
+struct Phases {
+    unsigned arrivals, missing, ended = 0;
+    long long bytes = 0;
+};
+struct Bulk {
+    void *to;
+    const void *from;
+    unsigned bytes;
+    void *barrier;
+};
+
+std::map<void *, Phases> barriers;
+std::vector<Bulk> bulks;
 std::vector<Fiber> fibers;
 std::vector<Wave> waves;
-Rendezvous block;
+Rendezvous block, some[16];
 ucontext_t scheduler;
 unsigned current, places[3], sizes[3], progress;
 const std::function<void()> *entry;
@@ -118,6 +134,8 @@ void launch(unsigned grid_x, unsigned grid_y, unsigned threads, const std::funct
     for (unsigned i = 0; i < grid_x * grid_y * grid_z; i++) {
         places[0] = i % grid_x, places[1] = i / grid_x % grid_y, places[2] = i / grid_x / grid_y;
         waves.assign((threads + WAVE - 1) / WAVE, Wave{});
+        barriers.clear();
+        for (Rendezvous &rendezvous : some) rendezvous = Rendezvous{};
         block = Rendezvous{threads, 0, 0};
         for (unsigned t = 0; t < threads; t++) {
             waves[t / WAVE].rendezvous.live++;
@@ -140,6 +158,7 @@ void launch(unsigned grid_x, unsigned grid_y, unsigned threads, const std::funct
             }
             if (left > 0 && progress == 0) fail("lanes wait for one another at different places");
         }
+        if (!bulks.empty()) fail("a block ends with bulk copies that nobody waited for");
     }
 }
 
@@ -172,6 +191,57 @@ void emulated_wait_for_copies(unsigned newest) {
         }
     }
     fiber.copies = later;
+}
+
+void emulated_barrier_of(unsigned number, unsigned threads) {
+    some[number].live = threads;
+    meet(some[number]);
+}
+
+static Phases &phases_of(void *barrier) {
+    auto found = barriers.find(barrier);
+    if (found == barriers.end()) fail("a barrier is used that was not made");
+    return found->second;
+}
+static void settle_phase(Phases &phases) {
+    if (phases.missing > 0 || phases.bytes != 0) return;
+    phases.missing = phases.arrivals;
+    phases.ended++;
+    progress++;
+}
+void emulated_barrier_init(void *barrier, unsigned arrivals) { barriers[barrier] = Phases{arrivals, arrivals}; }
+void emulated_barrier_arrive(void *barrier, unsigned bytes) {
+    Phases &phases = phases_of(barrier);
+    if (phases.missing == 0) fail("more arrive at a barrier than it was made for");
+    phases.bytes += bytes;
+    phases.missing--;
+    progress++;
+    settle_phase(phases);
+}
+void emulated_bulk_copy(void *to, const void *from, unsigned bytes, void *barrier) {
+    if ((std::uintptr_t)to % 16 || (std::uintptr_t)from % 16 || bytes % 16 || bytes == 0)
+        fail("a bulk copy that is not aligned to 16 bytes");
+    bulks.push_back({to, from, bytes, barrier});
+}
+void emulated_barrier_wait(void *barrier, unsigned parity) {
+    for (;;) {
+        Phases &phases = phases_of(barrier);
+        std::vector<Bulk> others;
+        for (const Bulk &bulk : bulks) {
+            if (bulk.barrier != barrier) {
+                others.push_back(bulk);
+                continue;
+            }
+            std::memcpy(bulk.to, bulk.from, bulk.bytes);
+            phases.bytes -= bulk.bytes;
+        }
+        if (others.size() != bulks.size()) {
+            bulks = others;
+            settle_phase(phases);
+        }
+        if (phases.ended % 2 != parity) return;
+        swapcontext(&fibers[current].context, &scheduler);
+    }
 }
 
 unsigned emulated_word_of(unsigned lane, unsigned value) {

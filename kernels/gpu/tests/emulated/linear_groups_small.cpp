@@ -20,7 +20,8 @@ int main() {
     Verdict verdict;
     const Format &format = format_of(FORMAT);
     // Depths that fill all warps' spans more than once, and a part of one.
-    const unsigned n = 37, rows = GATE ? 2 * n : n, tokens = MOST + 3;
+    // The up part begins with a record of its own.
+    const unsigned n = 37, first_up = 40, rows = GATE ? first_up + n : n, tokens = MOST + 3;
     const unsigned unit_depth = std::max(format.group, 32u);
     for (unsigned k : {128 * SPAN * WARPS + 128 * (SPAN + 1) + unit_depth, 4 * unit_depth}) {
         const Matrix m = random_matrix(format, rows, k);
@@ -41,8 +42,8 @@ int main() {
             std::vector<OUT> out(tokens * out_stride, OUT::of(77));
             launch(2, (tokens + MOST - 1) / MOST, 32 * WARPS, [&] {
                 kernel(x.data(), planes.data(), planes.data(), NORM ? norm.data() : nullptr, bias.data(),
-                       GATE ? bias.data() + n : nullptr, residual.data(), out.data(), x_stride, residual_stride,
-                       out_stride, tokens, n, k, rows, GATE ? n : 0, offset, eps);
+                       GATE ? bias.data() + first_up : nullptr, residual.data(), out.data(), x_stride, residual_stride,
+                       out_stride, tokens, n, k, rows, GATE ? first_up : 0, offset, eps);
             });
             for (unsigned t = 0; t < tokens; t++) {
                 double square = 0;
@@ -62,7 +63,7 @@ int main() {
                     double expected = 77;
                     if (row < n) {
                         expected = sum_of(row);
-                        if (GATE) expected = expected / (1 + std::exp(-expected)) * sum_of(n + row);
+                        if (GATE) expected = expected / (1 + std::exp(-expected)) * sum_of(first_up + row);
                         expected += residual[t * residual_stride + row].value();
                     }
                     double step = sizeof(OUT) == 4 ? 1e-4 : 1 / 250.;

@@ -14,6 +14,10 @@ extern "C" void groups_finish(const float *partials, const float *bias, const vo
                               unsigned residual_stride, unsigned out_stride, unsigned tokens, unsigned n,
                               unsigned splits);
 
+#if !defined(MORE_THREADS)
+#define MORE_THREADS 0
+#endif
+
 int main() {
     Verdict verdict;
     const Format &format = format_of(FORMAT);
@@ -31,7 +35,7 @@ int main() {
         std::vector<float> partials(splits * tokens * n, 1e30f);
         std::vector<OUT> out(tokens * out_stride, OUT::of(77));
         launch(
-            2, 2, 32 * ROW_WARPS * TOKEN_WARPS,
+            2, 2, 32 * ROW_WARPS * TOKEN_WARPS + MORE_THREADS,
             [&] {
                 linear_groups_tile(x.data(), planes.data(), bias.data(), residual.data(), out.data(),
                                    splits > 1 ? partials.data() : nullptr, x_stride, residual_stride, out_stride,

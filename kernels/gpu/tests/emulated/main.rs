@@ -145,12 +145,21 @@ fn products_over_groups_are_right_on_matrix_units() {
     sets(few, &[(43, "bf16"), (48, "bf16")], gated);
     let wide = "-DTILES=2 -DMOST=16 -DWARPS=4 -DSPAN=1 -DSTAGES=4 -DMIN_BLOCKS=1 -DGATE=0 -DNORM=1";
     sets(few, &[(43, "bf16")], wide);
+    // By Hopper's copy engine.
+    for shape in [plain, gated, wide] {
+        sets(
+            few,
+            &[(43, "bf16")],
+            &format!("{shape} -DLATE=1 -D__CUDA_ARCH_FEAT_SM90_ALL"),
+        );
+    }
+    sets(few, &[(47, "f16")], &format!("{plain} -D__CUDA_ARCH_FEAT_SM90_ALL"));
     let tile = "-DTOKENS=32 -DROW_WARPS=2 -DTOKEN_WARPS=2 -DSTAGES=3 -DMIN_BLOCKS=1";
     sets("linear_groups_tile", &formats, tile);
     sets("linear_groups_tile", &[(55, "bf16")], tile);
     let one = "-DTOKENS=16 -DROW_WARPS=2 -DTOKEN_WARPS=1 -DSTAGES=2 -DMIN_BLOCKS=1";
     sets("linear_groups_tile", &[(43, "bf16")], one);
-    let hopper = "-DTOKENS=32 -DSTAGES=4 -D__CUDA_ARCH_FEAT_SM90_ALL";
+    let hopper = "-DTOKENS=32 -DGROUPS=1 -DSTAGES=3 -D__CUDA_ARCH_FEAT_SM90_ALL";
     let few_scales = [
         (43, "bf16"),
         (42, "f16"),
@@ -160,8 +169,21 @@ fn products_over_groups_are_right_on_matrix_units() {
         (55, "bf16"),
     ];
     sets("linear_groups_hopper", &few_scales, hopper);
-    let more = "-DTOKENS=64 -DSTAGES=6 -D__CUDA_ARCH_FEAT_SM90_ALL";
+    let more = "-DTOKENS=64 -DGROUPS=2 -DSTAGES=2 -D__CUDA_ARCH_FEAT_SM90_ALL";
     sets("linear_groups_hopper", &[(43, "f16")], more);
+}
+
+/// Two and more ranks, as processes: what they send each other, and what they leave behind.
+#[test]
+fn sums_over_ranks_are_those_in_rank_order() {
+    check_all(
+        "all_reduce",
+        &[
+            &["-DACT=bf16", "-DRANKS=2"],
+            &["-DACT=f16", "-DRANKS=3"],
+            &["-DACT=f32", "-DRANKS=8"],
+        ],
+    );
 }
 
 #[test]

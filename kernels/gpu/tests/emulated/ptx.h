@@ -9,6 +9,11 @@ void emulated_wave_barrier(void);
 void emulated_copy(void *to, const void *from, unsigned bytes, int wanted);
 void emulated_end_of_copies(void);
 void emulated_wait_for_copies(unsigned newest);
+void emulated_barrier_of(unsigned number, unsigned threads);
+void emulated_barrier_init(void *barrier, unsigned arrivals);
+void emulated_barrier_arrive(void *barrier, unsigned bytes);
+void emulated_barrier_wait(void *barrier, unsigned parity);
+void emulated_bulk_copy(void *to, const void *from, unsigned bytes, void *barrier);
 }
 #undef __shared__
 #define __shared__
@@ -35,6 +40,11 @@ template <typename T> static float emulated_value(unsigned short bits) {
 template <typename T> static inline void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     emulated_mma_16x8x16(a, b, d, emulated_value<T>);
 }
+template <typename T> static inline void mma_from_zero(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    for (float &x : d) x = 0.f;
+    mma_m16n8k16<T>(d, a, b);
+}
+template <u32 MASK, u32 BITS> static inline u32 and_or(u32 x) { return (x & MASK) | BITS; }
 template <typename T> static inline u32 fma2(u32 a, u32 b, u32 c) {
     float x[2], y[2], z[2];
     unpack2<T>(a, x[0], x[1]);
@@ -57,12 +67,30 @@ template <typename T> static inline u32 load_bits(const T *p) { return p->bits; 
 template <typename T> static inline float from_bits(u32 bits) { return emulated_value<T>((unsigned short)bits); }
 template <> inline float from_bits<float>(u32 bits) { return __uint_as_float(bits); }
 
+// Hopper's barriers in shared memory, and bulk copies, which are made only when their barrier is waited for.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+struct Barrier {
+    u64 state;
+};
+static inline void barrier_init(Barrier &barrier, u32 arrivals) { emulated_barrier_init(&barrier, arrivals); }
+static inline void barrier_init_done() {}
+static inline void barrier_arrive(Barrier &barrier) { emulated_barrier_arrive(&barrier, 0); }
+static inline void barrier_arrive_expect(Barrier &barrier, u32 bytes) { emulated_barrier_arrive(&barrier, bytes); }
+static inline void barrier_wait(Barrier &barrier, u32 parity) { emulated_barrier_wait(&barrier, parity); }
+static inline void bulk_load(void *to, const void *from, u32 bytes, Barrier &barrier) {
+    emulated_bulk_copy(to, from, bytes, &barrier);
+}
+#endif
+
 // Hopper's products with the left operand in registers; they end at once. Operands in shared memory are those of
 // wgmma_swapped_operand: rows of 128 bytes, bits 4 to 6 of an address changed by bits 7 to 9 (PTX, "Asynchronous
 // Warpgroup Level Matrix Instructions", the 128-byte swizzle).
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 static inline u32 shared_address(const void *p) { return place_in_shared(p); }
 static inline void stores_before_products() {}
+template <u32 THREADS> static inline void barrier_of(u32 number) { emulated_barrier_of(number, THREADS); }
+template <int COUNT> static inline void take_registers() {}
+template <int COUNT> static inline void give_registers() {}
 static inline void wgmma_fence() {}
 static inline void wgmma_commit() {}
 template <int N> static inline void wgmma_wait() {}

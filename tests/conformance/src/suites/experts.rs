@@ -28,11 +28,13 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
         }
         for (tokens, of_a_rank) in [
             (1, false),
+            (1, true),
             (6, true),
             (16, false),
             (40, true),
             (100, false),
             (250, false),
+            (250, true),
         ] {
             let case = layer(seed, act, private, tokens, of_a_rank);
             let outcome = check(device, oracle, &case, false);
@@ -90,10 +92,17 @@ fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> 
         }
         arg
     };
-    // Rows of choices, and the same memory as one row a token.
-    let between = |shape: &[u32]| Arg {
-        check: if private { Check::Ignored } else { out(shape).check },
-        ..out(shape)
+    // Rows of choices, and the same memory as one row a token. Whoever reads a private value that it left unwritten
+    // finds no number.
+    let between = |shape: &[u32]| match private {
+        true => {
+            let values = vec![f32::NAN; shape.iter().product::<u32>() as usize];
+            Arg {
+                check: Check::Ignored,
+                ..Arg::floats(act, shape, &values)
+            }
+        }
+        false => out(shape),
     };
     let by_choice = [tokens, TOP_K, INNER];
     let linear = |in_features, out_features| MoeLinear {

@@ -71,6 +71,8 @@ impl Sizes {
         let [codes, scales] = group_bytes(self.format);
         let streamed_bytes = if shape.streamed { self.tiles * 2048 } else { 0 };
         let rings = shape.warps * shape.stages * shape.span * (ROWS * (codes + scales) + streamed_bytes);
+        let barriers = (8 * shape.warps * shape.stages).next_multiple_of(16);
+        let rings = rings + barriers;
         let sums = 4 * 41 * shape.warps * self.most;
         if shape.streamed {
             return rings + sums;
@@ -115,7 +117,8 @@ impl Sizes {
             streamed: true,
             ..shape
         });
-        let fits = |shape: &Shape| self.shared_bytes(*shape, self.most) + RESERVED_BYTES <= max_shared / shape.blocks;
+        let all = max_shared + RESERVED_BYTES;
+        let fits = |shape: &Shape| (self.shared_bytes(*shape, self.most) + RESERVED_BYTES) * shape.blocks <= all;
         wanted.iter().copied().chain(streamed).find(fits)
     }
 }
@@ -213,7 +216,7 @@ impl GroupsSmallBatch {
         let Some(entry) = self.entry(tokens) else { return };
         let shared = entry.sizes.shared_bytes(entry.shape, tokens);
         let rows = if self.gated { ROWS / 2 } else { ROWS };
-        let of_sm = (self.max_shared / (shared + RESERVED_BYTES)).clamp(1, entry.shape.blocks);
+        let of_sm = ((self.max_shared + RESERVED_BYTES) / (shared + RESERVED_BYTES)).clamp(1, entry.shape.blocks);
         let blocks = call.out_features.div_ceil(rows).min(of_sm * self.num_sms);
         let args = call.args(&[], &[Arg::U32(call.matrix_rows), Arg::U32(call.first_up)]);
         let grid = [blocks, tokens.div_ceil(entry.sizes.most), 1];

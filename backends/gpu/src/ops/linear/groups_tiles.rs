@@ -36,8 +36,14 @@ struct Form {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
     Tile,
-    Hopper,
+    /// With the groups of a stage.
+    Hopper {
+        groups: u32,
+    },
 }
+
+/// Threads of a block for Hopper that bring what the others multiply.
+const BRINGERS: u32 = 128;
 
 const fn form(tokens: u32, row_warps: u32, token_warps: u32, stages: u32, blocks: u32) -> Form {
     Form {
@@ -50,9 +56,9 @@ const fn form(tokens: u32, row_warps: u32, token_warps: u32, stages: u32, blocks
     }
 }
 
-const fn hopper(tokens: u32, stages: u32) -> Form {
+const fn hopper(tokens: u32, groups: u32, stages: u32) -> Form {
     Form {
-        kernel: Kernel::Hopper,
+        kernel: Kernel::Hopper { groups },
         ..form(tokens, 8, 2, stages, 1)
     }
 }
@@ -67,13 +73,21 @@ const FORMS: [&[Form]; 4] = [
 /// The same where Hopper's matrix units take the format.
 const FORMS_ON_HOPPER: [&[Form]; 3] = [
     FORMS[0],
-    &[hopper(32, 6), hopper(32, 4)],
-    &[hopper(64, 6), hopper(64, 4)],
+    &[hopper(32, 2, 4), hopper(32, 1, 4)],
+    &[hopper(64, 2, 3), hopper(64, 1, 4)],
 ];
 
 impl Form {
     fn rows(&self) -> u32 {
         32 * self.row_warps
+    }
+
+    fn threads(&self) -> u32 {
+        let multiply = 32 * self.row_warps * self.token_warps;
+        match self.kernel {
+            Kernel::Tile => multiply,
+            Kernel::Hopper { .. } => multiply + BRINGERS,
+        }
     }
 
     fn shared_bytes(&self, format: WeightFormat) -> u32 {
@@ -83,7 +97,9 @@ impl Form {
         let sums = 4 * self.tokens * runs;
         let ring = match self.kernel {
             Kernel::Tile => self.stages * piece + sums,
-            Kernel::Hopper => 1024 + self.stages * piece.next_multiple_of(1024) + 4 * sums,
+            Kernel::Hopper { groups } => {
+                1024 + self.stages * ((groups * piece).next_multiple_of(1024) + groups * sums + 16)
+            }
         };
         ring.max(4 * self.tokens * (self.rows() + 4))
     }
@@ -100,6 +116,7 @@ impl Form {
             ("STAGES", names[3].as_str()),
             ("EPILOGUE", epilogue_code(op.epilogue)),
         ];
+        let groups;
         let (source, name) = match self.kernel {
             Kernel::Tile => {
                 defines.extend([
@@ -109,7 +126,11 @@ impl Form {
                 ]);
                 (LINEAR_GROUPS_TILE, "linear_groups_tile")
             }
-            Kernel::Hopper => (LINEAR_GROUPS_HOPPER, "linear_groups_hopper"),
+            Kernel::Hopper { groups: of_stage } => {
+                groups = of_stage.to_string();
+                defines.push(("GROUPS", groups.as_str()));
+                (LINEAR_GROUPS_HOPPER, "linear_groups_hopper")
+            }
         };
         Ok(Entry {
             form: *self,
@@ -191,7 +212,7 @@ impl GroupsTiles {
         let tiles = self.n.div_ceil(form.rows()) * tokens.div_ceil(form.tokens);
         let at_once = match form.kernel {
             Kernel::Tile => 2 * self.num_sms,
-            Kernel::Hopper => self.num_sms,
+            Kernel::Hopper { .. } => self.num_sms,
         };
         share_out(tiles, self.k.div_ceil(GROUP as u32), MIN_GROUPS, at_once)
     }
@@ -240,11 +261,8 @@ impl Path for GroupsTiles {
             Arg::U32(k),
             Arg::U32(depth),
         ];
-        let Form {
-            row_warps, token_warps, ..
-        } = entry.form;
         let grid = [n.div_ceil(entry.form.rows()), tokens.div_ceil(entry.form.tokens), parts];
-        encoding.launch(entry.product, grid, 32 * row_warps * token_warps, entry.shared, &args);
+        encoding.launch(entry.product, grid, entry.form.threads(), entry.shared, &args);
         if parts > 1 {
             let sizes = [tokens, n, parts].map(Arg::U32);
             let args = [

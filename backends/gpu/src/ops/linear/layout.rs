@@ -1,10 +1,14 @@
 //! How a weight lies in device memory. Plain values stay row-major \[N, K\]; formats in blocks, GGUF's and canonical
-//! ones, lie as planes (`quantized.cuh`), 8-bit floats as rows of codes and a scale a row (`scaled.cuh`).
+//! ones, lie as planes (`quantized.cuh`; canonical ones in CUDA C++ as records), 8-bit floats as rows of codes and a
+//! scale a row (`scaled.cuh`).
 
 use halyard_platform_api::{DType, WeightFormat, ops};
 
 /// Values of a group of planes: four chunks of 32.
 pub(super) const GROUP: u64 = 128;
+
+/// Rows of a record of a canonical format (`quantized.cuh`).
+pub(crate) const RECORD_ROWS: u64 = 8;
 
 /// The layout of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +63,7 @@ pub(super) fn has_quick_operands(format: WeightFormat) -> bool {
     format.is_canonical() && !matches!(format, Nf4G64 | Fp4G64 | Iq4NlG32 | F8G32 | F8G64 | F8G128)
 }
 
-/// Bytes a group of 128 values has in the planes of a canonical format: codes and scales.
+/// Bytes that a canonical format has for 128 values of a row: codes and scales.
 pub(super) const fn group_bytes(format: WeightFormat) -> [u32; 2] {
     let ([codes, _, scales], _) = planes(format);
     [codes as u32, scales as u32]
@@ -83,9 +87,13 @@ const fn planes(format: WeightFormat) -> ([u64; 3], bool) {
     }
 }
 
-/// Bytes of planes; the kernel computes the same.
+/// Bytes of planes, which the kernel computes the same, and of canonical formats enough for records too.
 fn plane_bytes(format: WeightFormat, n: u64, k: u64) -> u64 {
-    let groups = n * k.div_ceil(GROUP);
+    let rows = match format.is_canonical() {
+        true => n.next_multiple_of(RECORD_ROWS),
+        false => n,
+    };
+    let groups = rows * k.div_ceil(GROUP);
     let (bytes, blocks) = planes(format);
     let planes: u64 = bytes.iter().map(|b| (groups * b).next_multiple_of(256)).sum();
     planes + if blocks { groups * 2 } else { 0 }

@@ -15,6 +15,15 @@ const THREADS: u32 = 1024;
 const PARTS: u32 = 8;
 const MANY: u32 = 4096;
 
+/// What becomes of the choices of experts that other ranks have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Elsewhere {
+    /// Their results are zeros: the list has one more group, of these choices.
+    Zeros,
+    /// Nothing reads their results: the list leaves them out.
+    LeftOut,
+}
+
 /// The compiled kernels.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertList {
@@ -39,23 +48,24 @@ impl ExpertList {
     }
 
     /// The experts, and where others are elsewhere one more group, of their choices.
-    pub(super) fn num_groups(op: &ops::MoeLinear) -> u32 {
-        op.num_experts + u32::from(op.total_experts != 0)
+    pub(super) fn num_groups(op: &ops::MoeLinear, elsewhere: Elsewhere) -> u32 {
+        op.num_experts + u32::from(op.total_experts != 0 && elsewhere == Elsewhere::Zeros)
     }
 
     /// Most groups that so many choices can fall into.
-    pub(super) fn most_chosen(op: &ops::MoeLinear, choices: u32) -> u32 {
-        Self::num_groups(op).min(choices)
+    pub(super) fn most_chosen(op: &ops::MoeLinear, elsewhere: Elsewhere, choices: u32) -> u32 {
+        Self::num_groups(op, elsewhere).min(choices)
     }
 
     /// Bytes of the list.
     pub(super) fn bytes(op: &ops::MoeLinear) -> u64 {
-        4 * (4 + 4 * u64::from(Self::num_groups(op)) + u64::from(op.max_tokens) * u64::from(op.top_k))
+        let groups = Self::num_groups(op, Elsewhere::Zeros);
+        4 * (4 + 4 * u64::from(groups) + u64::from(op.max_tokens) * u64::from(op.top_k))
     }
 
     /// Appends its launch over the choices of `experts`.
-    pub(super) fn encode(self, encoding: &mut Encoding, op: &ops::MoeLinear, experts: &View) {
-        let (groups, choices) = (Self::num_groups(op), experts.len() * op.top_k);
+    pub(super) fn encode(self, encoding: &mut Encoding, op: &ops::MoeLinear, experts: &View, elsewhere: Elsewhere) {
+        let (groups, choices) = (Self::num_groups(op, elsewhere), experts.len() * op.top_k);
         let args = [
             Arg::Ptr(experts.ptr),
             Arg::U32(experts.row_stride()),

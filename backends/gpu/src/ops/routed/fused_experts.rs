@@ -1,14 +1,15 @@
 //! The experts of a layer as one region: gate and up → gating → down → combine (→ add to the residual stream).
 //!
 //! The list of choices is made once, gate, up and gating are one launch, combine and add another. What the kernels do
-//! not take (other weights, odd rows) runs op by op, over the same packed weights.
+//! not take (other weights, odd rows) runs op by op, over the same packed weights. Where other ranks have some of the
+//! experts, their choices cost nothing: the list leaves them out, and combine does not read them.
 
 use halyard_kernels_gpu::MOE_LIST;
 use halyard_platform_api::ops;
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{Error, Node, OpSpec, Program, Result};
 
-use super::expert_list::ExpertList;
+use super::expert_list::{Elsewhere, ExpertList};
 use super::products::{Call, Products};
 use super::support::{MAX_GRID_Y, THREADS};
 use crate::driver::{DevicePtr, Function};
@@ -55,6 +56,8 @@ struct Plan {
     combine: ops::MoeCombine,
     activation: &'static str,
     add: Option<Addition>,
+    /// Of experts on other ranks: left out where combine alone reads what down writes.
+    elsewhere: Elsewhere,
     /// Operands of gate, up, gating, down and combine.
     nodes: [Vec<u16>; NODES],
 }
@@ -96,12 +99,19 @@ impl Plan {
             return None;
         }
         let behind = program.nodes.get(first + NODES);
+        let add = behind.and_then(|node| addition(program, node, of(combine, 2)));
+        let added_too = add.is_some_and(|add| same_memory(add.residual, of(down, 3)));
+        let elsewhere = match decl(of(down, 3)).internal && !added_too {
+            true => Elsewhere::LeftOut,
+            false => Elsewhere::Zeros,
+        };
         Some(Plan {
             gate: gate_op.clone(),
             down: down_op.clone(),
             combine: combine_op.clone(),
             activation,
-            add: behind.and_then(|node| addition(program, node, of(combine, 2))),
+            add,
+            elsewhere,
             nodes: [gate, up, gating, down, combine].map(|node| node.operands.clone()),
         })
     }
@@ -143,7 +153,13 @@ impl Experts {
     /// The operands of the two products, or `None` where the region runs op by op. Depends on shapes, strides and
     /// addresses only.
     fn calls(&self, compiled: &Compiled, view: impl Fn(u16) -> View) -> Option<[Call; 2]> {
-        let Plan { gate, down, nodes, .. } = &self.plan;
+        let Plan {
+            gate,
+            down,
+            nodes,
+            elsewhere,
+            ..
+        } = &self.plan;
         let operand = |node: usize, index: usize| view(nodes[node].get(index).copied().unwrap_or(ABSENT));
         let (gate_out, up_out) = (operand(0, 3), operand(1, 3));
         let same = |rows: &View, columns: &View| {
@@ -166,6 +182,7 @@ impl Experts {
             weight: operand(0, 1).ptr,
             weight_up: operand(1, 1).ptr,
             experts,
+            elsewhere: *elsewhere,
             out: down_x,
             bias: biases[0].ptr,
             bias_up: biases[1].ptr,
@@ -175,6 +192,7 @@ impl Experts {
             weight: operand(3, 1).ptr,
             weight_up: 0,
             experts,
+            elsewhere: *elsewhere,
             out: operand(3, 3),
             bias: biases[2].ptr,
             bias_up: 0,
@@ -197,19 +215,30 @@ impl Experts {
     /// combine, and the addition behind it.
     fn combine(&self, function: Function, encoding: &mut Encoding, view: impl Fn(u16) -> View) {
         let Plan {
-            combine, add, nodes, ..
+            down,
+            combine,
+            add,
+            elsewhere,
+            nodes,
+            ..
         } = &self.plan;
         let (x, weights, sum) = (view(nodes[4][0]), view(nodes[4][1]), view(nodes[4][2]));
         let (residual, out) = match add {
             Some(add) => (view(add.residual), view(add.out)),
             None => (View::NONE, sum),
         };
+        let unread = down.total_experts != 0 && *elsewhere == Elsewhere::LeftOut;
+        let experts = if unread { view(nodes[3][2]) } else { View::NONE };
         let args = [
             Arg::Ptr(x.ptr),
             Arg::U32(x.strides[0]),
             Arg::U32(x.strides[1]),
             Arg::Ptr(weights.ptr),
             Arg::U32(weights.row_stride()),
+            Arg::Ptr(experts.ptr),
+            Arg::U32(experts.strides[0]),
+            Arg::U32(down.first_expert),
+            Arg::U32(down.num_experts),
             Arg::Ptr(residual.ptr),
             Arg::U32(residual.strides[0]),
             Arg::Ptr(out.ptr),
@@ -256,7 +285,8 @@ impl Kernel for Experts {
             && let Some([first, second]) = self.calls(compiled, view)
         {
             if Products::reads_list(first.out.len()) {
-                compiled.list.encode(encoding, &self.plan.gate, &first.experts);
+                let Plan { gate, elsewhere, .. } = &self.plan;
+                compiled.list.encode(encoding, gate, &first.experts, *elsewhere);
             }
             compiled.gate.encode(encoding, &self.plan.gate, &first);
             compiled.down.encode(encoding, &self.plan.down, &second);

@@ -3,7 +3,7 @@
 use halyard_kernels_gpu::MOE_GROUPED;
 use halyard_platform_api::{DType, Result, ops};
 
-use super::expert_list::ExpertList;
+use super::expert_list::{Elsewhere, ExpertList};
 use super::support::MAX_EXPERTS;
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
@@ -71,7 +71,7 @@ impl Grouped {
     ) {
         let [x, weight, experts, out] = operands;
         let choices = out.len() * op.top_k;
-        self.list.encode(encoding, op, experts);
+        self.list.encode(encoding, op, experts, Elsewhere::Zeros);
         let product = [
             Arg::Ptr(x.ptr),
             Arg::U32(x.strides[0]),
@@ -85,7 +85,7 @@ impl Grouped {
             Arg::Ptr(bias),
             Arg::U32(op.top_k),
             Arg::U32(op.num_experts),
-            Arg::U32(ExpertList::num_groups(op)),
+            Arg::U32(ExpertList::num_groups(op, Elsewhere::Zeros)),
             Arg::U32(op.in_features),
             Arg::U32(op.out_features),
         ];
@@ -93,7 +93,7 @@ impl Grouped {
         let shares = (2 * choices).div_ceil(op.all_experts() * TILE).clamp(1, MAX_SHARES);
         let grid = [
             op.out_features.div_ceil(TILE),
-            ExpertList::most_chosen(op, choices),
+            ExpertList::most_chosen(op, Elsewhere::Zeros, choices),
             shares,
         ];
         encoding.launch(self.product, grid, THREADS, 0, &product);

@@ -4,6 +4,7 @@
 use halyard_platform_api::ops;
 use halyard_platform_api::{Error, Result};
 
+use super::expert_list::Elsewhere;
 use super::products::{Call, Products};
 use super::support::{MAX_GRID_Y, THREADS, WARP_FEATURES, check_inner, wrong_count};
 use super::{Linear, WARPS};
@@ -63,6 +64,7 @@ impl Kernel for Heads {
             weight: weight.ptr,
             weight_up: 0,
             experts: View::NONE,
+            elsewhere: Elsewhere::Zeros,
             out: *out,
             bias: 0,
             bias_up: 0,

@@ -4,7 +4,7 @@
 use halyard_kernels_gpu::{MOE_FEW, MOE_TILE};
 use halyard_platform_api::{DType, Result, WeightFormat, ops};
 
-use super::expert_list::ExpertList;
+use super::expert_list::{Elsewhere, ExpertList};
 use super::support::MAX_EXPERTS;
 use crate::driver::{DevicePtr, Facts, Function};
 use crate::encoding::{Arg, Encoding};
@@ -65,12 +65,13 @@ fn tile_shared_bytes((tokens, stages): (u32, u32)) -> u32 {
 }
 
 /// The operands of a product; `weight_up` and `bias_up` are 0 without a gate, biases where there are none. Without
-/// `experts` choice j of each token takes matrix j.
+/// `experts` choice j of each token takes matrix j. `elsewhere` is what the list was made with.
 pub(super) struct Call {
     pub(super) x: View,
     pub(super) weight: DevicePtr,
     pub(super) weight_up: DevicePtr,
     pub(super) experts: View,
+    pub(super) elsewhere: Elsewhere,
     pub(super) out: View,
     pub(super) bias: DevicePtr,
     pub(super) bias_up: DevicePtr,
@@ -193,13 +194,13 @@ impl Products {
         ];
         let sizes = [
             Arg::U32(op.num_experts),
-            Arg::U32(ExpertList::num_groups(op)),
+            Arg::U32(ExpertList::num_groups(op, call.elsewhere)),
             Arg::U32(op.in_features),
             Arg::U32(op.out_features),
         ];
         let (list, chosen) = match call.experts.is_none() {
             true => (Arg::Ptr(0), op.num_experts),
-            false => (Arg::Scratch(0), ExpertList::most_chosen(op, choices)),
+            false => (Arg::Scratch(0), ExpertList::most_chosen(op, call.elsewhere, choices)),
         };
         match path {
             Path::Direct | Path::Few(_) => {
@@ -285,6 +286,7 @@ mod tests {
             weight: 1 << 13,
             weight_up: 1 << 14,
             experts: view([tokens, 2, 1]),
+            elsewhere: Elsewhere::Zeros,
             out: view([tokens, 2, 72]),
             bias: 0,
             bias_up: 0,
@@ -339,5 +341,10 @@ mod tests {
             [1, 9, 2],
             "one more for choices elsewhere"
         );
+        let unread = Call {
+            elsewhere: Elsewhere::LeftOut,
+            ..call(1000, 64)
+        };
+        assert_eq!(launched(&rank, &unread).1, [1, 8, 2], "none where nothing reads them");
     }
 }

@@ -93,6 +93,16 @@ fn what_the_kernels_would_not_write_or_would_overwrite_runs_op_by_op() {
 }
 
 #[test]
+fn choices_of_experts_elsewhere_are_left_out_where_combine_alone_reads_results() {
+    let elsewhere = |program: &Program| Plan::of(program, 0).map(|plan| plan.elsewhere);
+    assert_eq!(elsewhere(&layer()), Some(Elsewhere::LeftOut));
+    let read = changed(|p| p.tensors[10].internal = false);
+    assert_eq!(elsewhere(&read), Some(Elsewhere::Zeros));
+    let added = changed(|p| p.nodes[5].operands = vec![10, 11, 0]);
+    assert_eq!(elsewhere(&added), Some(Elsewhere::Zeros));
+}
+
+#[test]
 fn other_layers_are_no_such_region() {
     let clamped = SiluMul {
         limit: 7.0,
