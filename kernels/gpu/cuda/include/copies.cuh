@@ -22,4 +22,7 @@ __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_
 template <u32 N> __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+
+// Has the line of 128 bytes brought into the second-level cache.
+__device__ __forceinline__ void bring_near(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 #endif

@@ -74,12 +74,12 @@ __device__ __forceinline__ void left_of(const uint4 (&low)[kWords], const uint4 
     }
 }
 
-// Scales and what is added a value of a row's runs.
+// Scales and what is added a value of a row's runs; where not SCALED, what is added to a code before it is scaled.
 struct Factors {
     float scale[kRuns], add[kRuns];
 };
 // From the plane of scales (`from`: shared memory).
-__device__ __forceinline__ Factors factors_at(const float *from) {
+template <bool SCALED = true> __device__ __forceinline__ Factors factors_at(const float *from) {
     float words[kFactors];
     if (kFactors == 1) words[0] = from[0];
     if (kFactors == 2) {
@@ -99,7 +99,8 @@ __device__ __forceinline__ Factors factors_at(const float *from) {
 #pragma unroll
     for (u32 i = 0; i < kRuns; i++) {
         f.scale[i] = words[SCALE_WORDS * i];
-        f.add[i] = kHasMin ? words[SCALE_WORDS * i + SCALE_WORDS - 1] - kExcess * f.scale[i] : 0.f;
+        f.add[i] = kHasMin ? words[SCALE_WORDS * i + SCALE_WORDS - 1] - kExcess : 0.f;
+        if (SCALED) f.add[i] *= f.scale[i];
     }
     return f;
 }

@@ -10,8 +10,8 @@
 // Canonical formats (groups.h) have no planes but records, of eight rows' codes and scales of a group, so that a
 // tile's weights are a few long runs of memory: [n / 8 rounded up][groups][`kRecord` bytes]. Codes lie as above, in
 // words of 16 bytes: [words of a lane][row][lane], where lanes of rows 2, 3, 6 and 7 swap places with those two further
-// on. Scales follow, [row], f32, as many as the format has for 128 values, each with its minimum behind it where there
-// is one.
+// on. Scales follow, [row], f32, as many as the format has for 128 values. Behind each stands its minimum as a multiple
+// of it where there is one: a value is scale · (number + multiple). Zero points are whole numbers there.
 //
 // Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K, 40 to 55 canonical.
 // revision: 2
@@ -172,8 +172,8 @@ __device__ __forceinline__ void scales_of(const Group &v, u32 chunk, float &firs
         first = factor_of(v, low);
         second = factor_of(v, high);
         if (kHasMin) {
-            add = factor_of(v, low + 1);
-            second_add = factor_of(v, high + 1);
+            add = first * factor_of(v, low + 1);
+            second_add = second * factor_of(v, high + 1);
         }
         return;
     }

@@ -7,13 +7,19 @@
 // stage, full and empty, so that warpgroups make operands while others wait for products. A run of depths that shares a
 // scale is summed from zero, and added when it is done.
 //
+// A minimum counts as a multiple of its scale, less what operands exceed codes by: bf16 holds it where zero points are
+// whole numbers, and then one more product of that by the tokens' sums, in three parts that hold them exactly, is all
+// there is to do. What bf16 does not hold is multiplied by the sums in f32, and so is all of it in f16, whose range the
+// sums leave.
+//
 // A lane's codes for the unit's order of depths lie with two other lanes of the records' order (quantized.cuh), at
 // their even pairs for even lanes and at their odd pairs for odd ones.
 //
 // Definitions: FORMAT (canonical; see quantized.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TOKENS (32 or 64), GROUPS
 // (1 or more), STAGES (2 or more), EPILOGUE (see activate.cuh).
 // linear_groups_hopper: grid (⌈n / 256⌉, ⌈tokens / TOKENS⌉, splits), 640 threads, dynamic shared memory 1024 +
-// STAGES·(`kStageBytes` + `kSumBytes` + 16) bytes. Operands, groups_finish and needs are those of linear_groups_tile.
+// STAGES·(`kStageBytes` + `kSumBytes` + `kPartBytes` + 16) bytes. Operands, groups_finish and needs are those of
+// linear_groups_tile.
 // check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DGROUPS=2 -DSTAGES=3 -DEPILOGUE=0
 // check: -DFORMAT=43 -DACT=f16 -DOUT=f32 -DTOKENS=32 -DGROUPS=2 -DSTAGES=3 -DEPILOGUE=1
 // check: -DFORMAT=42 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=4 -DEPILOGUE=0
@@ -43,6 +49,10 @@ constexpr u32 kTokenBytes = GROUPS * kGroupTokens;
 constexpr u32 kStageBytes = (kTokenBytes + GROUPS * kBlocks8 * kRecord + 1023) / 1024 * 1024;
 // The sums of its tokens' values: [group][run][token].
 constexpr u32 kSumBytes = GROUPS * kRuns * TOKENS * 4;
+// The same in three parts, as a right operand: [group][run][upper or lower 8 depths][token][8]; the rest are zeros.
+constexpr bool kByProduct = kNeedsSums && kIsBf16<ACT>;
+constexpr u32 kRunParts = TOKENS * 32;
+constexpr u32 kPartBytes = GROUPS * kRuns * kRunParts;
 // Chunks of 32 depths whose codes are loaded at a time, and those of a run.
 constexpr u32 kAhead = kBytes ? 1 : 2;
 constexpr u32 kRunChunks = kRun / 32;
@@ -53,10 +63,12 @@ struct Ring {
     u8 *stages;
     u32 base;
     float *totals;
+    u8 *all_parts;
     Barrier *full, *empty;
 
     __device__ __forceinline__ u8 *stage(u32 slot) const { return stages + slot * kStageBytes; }
     __device__ __forceinline__ float *sums(u32 slot) const { return totals + slot * (kSumBytes / 4); }
+    __device__ __forceinline__ u8 *parts(u32 slot) const { return all_parts + slot * kPartBytes; }
 };
 
 // Codes of two rows, g of each record, for the operands of kAhead chunks: [row][half of the lanes].
@@ -91,7 +103,7 @@ struct Codes {
 
 // The sums of a group's values of this warp's tokens over each run, as products with ones. Which lane brings which unit
 // of a run does not matter.
-__device__ __forceinline__ void sum_tokens(const u8 *tokens, u32 first, float *totals) {
+__device__ __forceinline__ void sum_tokens(const u8 *tokens, u32 first, float *totals, u8 *parts) {
     static_assert(!kNeedsSums || kRun >= 32, "runs of 16 are not summed by themselves");
     constexpr u32 kTiles = kOwnTokens / 8;
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, one = pack2<ACT>(1.f, 1.f), ones[4] = {one, one, one, one};
@@ -109,11 +121,22 @@ __device__ __forceinline__ void sum_tokens(const u8 *tokens, u32 first, float *t
             mma_m16n8k16<ACT>(part[tile], ones, b[1]);
         }
         if ((chunk + 1) * 32 % kRun != 0) continue;
+        if (g != 0) continue;
+        u32 run = chunk * 32 / kRun;
 #pragma unroll
-        for (u32 tile = 0; tile < kTiles; tile++)
-            if (g == 0)
-                *(float2 *)(totals + chunk * 32 / kRun * TOKENS + first + 8 * tile + 2 * t) =
-                    make_float2(part[tile][0], part[tile][1]);
+        for (u32 tile = 0; tile < kTiles; tile++) {
+            u32 token = first + 8 * tile + 2 * t;
+            *(float2 *)(totals + run * TOKENS + token) = make_float2(part[tile][0], part[tile][1]);
+#pragma unroll
+            for (u32 i = 0; i < 2 && kByProduct; i++) {
+                // Cut off, not rounded, so that three times eight bits hold all.
+                u32 high = __float_as_uint(part[tile][i]) & 0xffff0000u;
+                float rest = part[tile][i] - __uint_as_float(high);
+                u32 middle = __float_as_uint(rest) & 0xffff0000u;
+                u32 low = __float_as_uint(rest - __uint_as_float(middle));
+                *(uint2 *)(parts + run * kRunParts + (token + i) * 16) = make_uint2(high >> 16 | middle, low >> 16);
+            }
+        }
     }
 }
 
@@ -177,7 +200,8 @@ __device__ __forceinline__ void bring(const Tile &p, const Ring &ring, u32 which
         if (kNeedsSums) {
 #pragma unroll
             for (u32 g = 0; g < GROUPS; g++)
-                sum_tokens(ring.stage(slot) + g * kGroupTokens, first_own, ring.sums(slot) + g * kRuns * TOKENS);
+                sum_tokens(ring.stage(slot) + g * kGroupTokens, first_own, ring.sums(slot) + g * kRuns * TOKENS,
+                           ring.parts(slot) + g * kRuns * kRunParts);
         }
         stores_before_products();
         __syncwarp();
@@ -198,6 +222,7 @@ __device__ __forceinline__ void multiply(const Ring &ring, u32 begin, u32 end, f
     Codes codes;
     // The right operands' words: of the lower one only the address differs, and never leaves it.
     u32 operand = (u32)wgmma_swapped_operand(ring.base);
+    u32 parts = (u32)wgmma_operand(shared_address(ring.all_parts), 0, 0);
 #pragma unroll 1
     for (u32 group = begin; group < end; group += GROUPS) {
         barrier_wait(ring.full[slot], phase);
@@ -208,8 +233,8 @@ __device__ __forceinline__ void multiply(const Ring &ring, u32 begin, u32 end, f
         for (u32 i = 0; i < GROUPS; i++) {
             if (i > 0 && group + i >= end) break;
             const u8 *low = records + i * kRecord, *high = low + GROUPS * kRecord;
-            Factors f[2] = {factors_at((const float *)(low + scales_in_record(g))),
-                            factors_at((const float *)(high + scales_in_record(g)))};
+            Factors f[2] = {factors_at<!kByProduct>((const float *)(low + scales_in_record(g))),
+                            factors_at<!kByProduct>((const float *)(high + scales_in_record(g)))};
 #pragma unroll
             for (u32 run = 0; run < kRuns; run++) {
 #pragma unroll
@@ -219,6 +244,10 @@ __device__ __forceinline__ void multiply(const Ring &ring, u32 begin, u32 end, f
                     // The products before the last ones have read their operands.
                     if (set >= 2) wgmma_wait<1>();
                     codes.expand(chunk, a[set % 2]);
+                    bool last = set == kRunChunks - 1;
+                    // Multiples as bf16, cut off, for all three parts of the sums.
+                    u32 less[2] = {__byte_perm(__float_as_uint(f[0].add[run]), 0, 0x3232),
+                                   __byte_perm(__float_as_uint(f[1].add[run]), 0, 0x3232)};
                     wgmma_fence();
 #pragma unroll
                     for (u32 s = 0; s < 2; s++) {
@@ -228,20 +257,36 @@ __device__ __forceinline__ void multiply(const Ring &ring, u32 begin, u32 end, f
                         u64 b = wgmma_swapped_operand(0) & 0xffffffff00000000 | at;
                         Wgmma<ACT, TOKENS>::run(part, left[0], left[1], left[2], left[3], b, set + s > 0);
                     }
+                    if (kByProduct && last) {
+                        u32 at = parts + slot * (kPartBytes / 16) + (i * kRuns + run) * (kRunParts / 16);
+                        u64 b = wgmma_operand(0, TOKENS * 16, 128) | at;
+                        Wgmma<ACT, TOKENS>::run(part, less[0], less[1], 0, 0, b, 1);
+                    }
                     wgmma_commit();
                 }
                 wgmma_wait<0>();
                 pin(part);
 #pragma unroll
                 for (u32 n8 = 0; n8 < TOKENS / 8; n8++) {
-                    float2 total = make_float2(0.f, 0.f);
-                    if (kNeedsSums) total = *(const float2 *)(totals + (i * kRuns + run) * TOKENS + 8 * n8);
 #pragma unroll
-                    for (u32 j = 0; j < 4; j++) {
-                        float &sum = sums[4 * n8 + j];
-                        sum = fmaf(f[j / 2].scale[run], part[4 * n8 + j], sum);
-                        if (kNeedsSums) sum = fmaf(f[j / 2].add[run], j & 1 ? total.y : total.x, sum);
-                    }
+                    for (u32 j = 0; j < 4; j++)
+                        sums[4 * n8 + j] = fmaf(f[j / 2].scale[run], part[4 * n8 + j], sums[4 * n8 + j]);
+                }
+                float add[2] = {f[0].add[run], f[1].add[run]};
+                if (kByProduct) {
+                    // What bf16 cut off.
+                    u32 words[2] = {__float_as_uint(add[0]), __float_as_uint(add[1])};
+                    if (!__any_sync(0xffffffffu, (words[0] | words[1]) & 0xffff)) continue;
+#pragma unroll
+                    for (u32 h = 0; h < 2; h++)
+                        add[h] = f[h].scale[run] * (add[h] - __uint_as_float(words[h] & 0xffff0000u));
+                }
+#pragma unroll
+                for (u32 n8 = 0; n8 < TOKENS / 8 && kNeedsSums; n8++) {
+                    float2 total = *(const float2 *)(totals + (i * kRuns + run) * TOKENS + 8 * n8);
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++)
+                        sums[4 * n8 + j] = fmaf(add[j / 2], j & 1 ? total.y : total.x, sums[4 * n8 + j]);
                 }
             }
         }
@@ -257,7 +302,8 @@ __device__ __forceinline__ void product(const Tile &p) {
     ring.base = (shared_address(shared) + 1023) / 1024 * 1024;
     ring.stages = (u8 *)shared + (ring.base - shared_address(shared));
     ring.totals = (float *)(ring.stages + STAGES * kStageBytes);
-    ring.full = (Barrier *)(ring.totals + STAGES * kSumBytes / 4);
+    ring.all_parts = (u8 *)(ring.totals + STAGES * kSumBytes / 4);
+    ring.full = (Barrier *)(ring.all_parts + STAGES * kPartBytes);
     ring.empty = ring.full + STAGES;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own_row = warp * 16 + g;
     u32 first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS;
@@ -270,6 +316,11 @@ __device__ __forceinline__ void product(const Tile &p) {
             barrier_init(ring.empty[s], kThreads / 32);
         }
         barrier_init_done();
+    }
+    if (kByProduct) {
+        for (u32 i = threadIdx.x; i < STAGES * kPartBytes / 16; i += kAll)
+            ((uint4 *)ring.all_parts)[i] = make_uint4(0, 0, 0, 0);
+        stores_before_products();
     }
     __syncthreads();
     if (warp >= kThreads / 32) {

@@ -9,6 +9,9 @@
 // copies; elsewhere lanes copy 16 bytes each. The first weights, which are constants, are asked for before the previous
 // kernel has ended.
 //
+// A tile's sums meet in one of several buffers. With one token and Hopper's barriers the warps take turns to finish
+// tiles, and go on with their next spans meanwhile; else the block meets once a tile and all finish it.
+//
 // linear_groups_small keeps the tokens of its tile in shared memory for the whole depth, in the order of the lanes'
 // loads, and with them their sums over each run of depths that shares a scale. linear_groups_streamed, for tokens that
 // do not fit, copies them with each span, and knows no norm.
@@ -23,8 +26,9 @@
 // `matrix_rows`: rows of the planes; `first_up`: the first up row in its planes.
 // Where GATE, `first_up` is a multiple of 8.
 // Dynamic shared memory: WARPS·STAGES spans (`kSpanBytes`, streamed ones with `kTokenBytes` more), their barriers
-// (`kBarrierBytes`), the tokens of the tile (linear_groups_small only; `pitch_of(k)` values each), then 41·WARPS·MOST
-// floats, and for linear_groups_small groups·128/GROUP_VALUES·MOST more where the format has minima.
+// (`kBarrierBytes`), the tokens of the tile (linear_groups_small only; `pitch_of(k)` values each), then 81·WARPS
+// floats, or 41·WARPS·MOST of several tokens, and for linear_groups_small groups·128/GROUP_VALUES·MOST more where the
+// format has minima.
 // Needs: k a multiple of 32, x_stride one of 8, x, weights and norm 16-byte aligned.
 // check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DSPAN=4 -DSTAGES=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=1 -DNORM=1
 // check: -DFORMAT=43 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=16 -DSPAN=2 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=1
@@ -62,7 +66,10 @@ constexpr u32 kSums = WARPS * kTokens * kColumn;
 constexpr u32 kBatch = MOST < 4 ? MOST : 4;
 // A span of a warp: the records of the upper eight rows, and those of the lower eight.
 constexpr u32 kSpanBytes = 2 * SPAN * kRecord;
-constexpr u32 kBarrierBytes = (WARPS * STAGES * 8 + 15) / 16 * 16;
+// Buffers of a tile's sums, with two barriers each: complete, and free.
+constexpr u32 kBuffers = MOST == 1 ? 4 : 2;
+constexpr bool kInTurns = kBulk && MOST == 1;
+constexpr u32 kBarrierBytes = ((WARPS * STAGES + 2 * kBuffers) * 8 + 15) / 16 * 16;
 // Groups of a span whose instructions the compiler may mix.
 constexpr u32 kTogether = SPAN < 2 ? SPAN : 2;
 constexpr u32 kTokenBytes = SPAN * TILES * 2048;
@@ -94,10 +101,11 @@ __device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 col
         for (u32 i = 0; i < kBatch; i++)
             v[i] = load_values(x + (u64)(base + i) * p.x_stride + at, base + i < columns && at < p.k);
     };
-    auto put = [&](u32 base, u32 at, uint4(&v)[kBatch]) {
+    auto put = [&](u32 base, u32 at, uint4(&v)[kBatch], const float4 *ahead) {
         float scale[8];
         if (NORM && at < p.k) {
-            float4 low = __ldg((const float4 *)(p.norm + at)), high = __ldg((const float4 *)(p.norm + at) + 1);
+            float4 low = ahead ? ahead[0] : __ldg((const float4 *)(p.norm + at)),
+                   high = ahead ? ahead[1] : __ldg((const float4 *)(p.norm + at) + 1);
             float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
             for (int i = 0; i < 8; i++) scale[i] = w[i] + p.norm_offset;
@@ -126,7 +134,7 @@ __device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 col
         }
     };
     // Several pieces of a row are on their way before the first is used.
-    constexpr u32 kPieces = 4, kStep = 8 * kThreads;
+    constexpr u32 kPieces = NORM && kTokens == 1 ? 2 : 4, kStep = 8 * kThreads;
 #pragma unroll
     for (u32 base = 0; base < kTokens; base += kBatch) {
         if (base >= columns) break;
@@ -136,9 +144,16 @@ __device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 col
             u32 at = begin + 8 * threadIdx.x;
 #pragma unroll
             for (u32 i = 0; i < kPieces; i++) load(base, at + i * kStep, v[i]);
+            // A single token leaves registers to bring the norm's weights at the same time.
+            constexpr bool kAhead = NORM && kTokens == 1;
+            float4 ahead[kPieces][2];
+#pragma unroll
+            for (u32 i = 0; i < kPieces && kAhead; i++)
+                if (at + i * kStep < p.k)
+                    for (u32 h = 0; h < 2; h++) ahead[i][h] = __ldg((const float4 *)(p.norm + at + i * kStep) + h);
 #pragma unroll
             for (u32 i = 0; i < kPieces; i++)
-                if (begin + i * kStep < depth) put(base, at + i * kStep, v[i]);
+                if (begin + i * kStep < depth) put(base, at + i * kStep, v[i], kAhead ? ahead[i] : nullptr);
         }
     }
     if (NORM) {
@@ -169,14 +184,15 @@ __device__ __forceinline__ Around around(const Product &p, u32 tile, u32 i, u32 
     return a;
 }
 
-// What follows the sums: one thread an output value, neighbours in a row. `first` belongs to the thread's first value.
+// What follows the sums, by thread `thread` of those that finish: one an output value, neighbours in a row. `first`
+// belongs to the thread's first value.
 __device__ __forceinline__ void finish(const Product &p, u32 tile, const float *sums, const float *squares,
-                                       u32 first_token, u32 columns, Around first) {
+                                       u32 first_token, u32 columns, Around first, u32 thread) {
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
+    for (u32 i = thread; i < kOut * columns; i += kInTurns ? 32 : kThreads) {
         u32 at = i % kOut, column = i / kOut, row = tile * kOut + at;
         if (row >= p.n) continue;
-        Around a = i == threadIdx.x ? first : around(p, tile, i, first_token, columns);
+        Around a = i == thread ? first : around(p, tile, i, first_token, columns);
         // Gate rows are the first eight of the tile, up rows the others.
         const float *from = sums + column * kColumn + at;
         float sum = 0.f, up = 0.f, square = 0.f;
@@ -249,9 +265,10 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     u32 first_token = blockIdx.y * kTokens, columns = min(p.tokens - first_token, kTokens);
     u8 *ring = (u8 *)shared + warp * STAGES * kSlot;
-    Barrier *full = (Barrier *)((u8 *)shared + WARPS * STAGES * kSlot) + warp * STAGES;
+    Barrier *barriers = (Barrier *)((u8 *)shared + WARPS * STAGES * kSlot), *full = barriers + warp * STAGES,
+            *complete = barriers + WARPS * STAGES, *free = complete + kBuffers;
     ACT *staged = (ACT *)((u8 *)shared + WARPS * STAGES * kSlot + kBarrierBytes);
-    float *sums_at = (float *)(staged + (STAGED ? columns * pitch_of(p.k) : 0)), *squares = sums_at + 2 * kSums,
+    float *sums_at = (float *)(staged + (STAGED ? columns * pitch_of(p.k) : 0)), *squares = sums_at + kBuffers * kSums,
           *totals_at = squares + WARPS * kTokens;
 
     Planes plain = planes_of(p.weights, p.matrix_rows, p.k);
@@ -261,6 +278,12 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
     if (lane == 0) {
 #pragma unroll
         for (u32 s = 0; s < STAGES; s++) barrier_init(full[s], 1);
+#pragma unroll
+        for (u32 i = 0; i < kBuffers && kInTurns; i++)
+            if (warp == 0) {
+                barrier_init(complete[i], WARPS);
+                barrier_init(free[i], 1);
+            }
         barrier_init_done();
     }
     __syncwarp();
@@ -290,6 +313,8 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
         if (STAGED) end_of_copies();
     }
     if (!LATE || ask_tile >= tiles) let_next_start();
+    if (NORM)
+        for (u32 at = 32 * threadIdx.x; at < p.k; at += 32 * kThreads) bring_near(p.norm + at);
     wait_for_previous();
     if (STAGED) {
         stage(p, first_token, columns, staged, squares, totals_at);
@@ -302,13 +327,17 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
             end_of_copies();
             span = span + WARPS < spans ? span + WARPS : warp;
         }
+        if (kInTurns) __syncthreads();
     }
 
-    u32 slot = 0, parity = 0, phase = 0;
+    u32 slot = 0, turn = 0, phase = 0;
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float sums[TILES][1][4] = {};
-        Around first = around(p, tile, threadIdx.x, first_token, columns);
+        bool finishes = !kInTurns || turn % WARPS == warp;
+        u32 thread = kInTurns ? lane : threadIdx.x;
+        Around first = {0.f, 0.f, 0};
+        if (finishes) first = around(p, tile, thread, first_token, columns);
 #pragma unroll 1
         for (u32 span = warp; span < spans; span += WARPS) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -377,9 +406,13 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
             if (!STAGED) refill();
             if (++slot == STAGES) slot = 0, phase ^= 1;
         }
-        // Two buffers, so that one barrier a tile is enough.
-        float *tile_sums = sums_at + parity * kSums;
-        parity ^= 1;
+        // Several buffers, so that nobody waits for a tile to be finished but who finishes it.
+        u32 buffer = turn % kBuffers, round = turn / kBuffers;
+        float *tile_sums = sums_at + buffer * kSums;
+        turn++;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+        if (kInTurns && round > 0) barrier_wait(free[buffer], (round - 1) & 1);
+#endif
 #pragma unroll
         for (u32 n = 0; n < TILES; n++) {
             if (8 * n + 2 * t >= kTokens) continue;
@@ -390,8 +423,20 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
             to[kColumn] = sums[n][0][1];
             to[kColumn + 8] = sums[n][0][3];
         }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+        if (kInTurns) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(complete[buffer]);
+            if (!finishes) continue;
+            barrier_wait(complete[buffer], round & 1);
+            finish(p, tile, tile_sums, squares, first_token, columns, first, thread);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(free[buffer]);
+            continue;
+        }
+#endif
         __syncthreads();
-        finish(p, tile, tile_sums, squares, first_token, columns, first);
+        finish(p, tile, tile_sums, squares, first_token, columns, first, thread);
     }
     wait_for_copies<0>();
 }

@@ -74,6 +74,23 @@ __device__ __forceinline__ u32 scale_in_file(const u8 *block, u32 chunk) {
 }
 #endif
 
+#if FORMAT >= 40
+// A group's scale, and its minimum as a multiple of it (quantized.cuh). Multiples that a rounded minimum is next to are
+// whole. Where the scale is nothing beside the minimum, all values are that: codes are zero then.
+struct Grain {
+    float scale, multiple;
+    bool flat;
+};
+__device__ __forceinline__ Grain grain_in_file(const u8 *group) {
+    float scale = __uint_as_float(WORD_AT(group)), low = __uint_as_float(WORD_AT(group + 4 * (SCALE_WORDS - 1)));
+    if (SCALE_WORDS == 1) return {scale, 0.f, false};
+    if (fabsf(scale) * 1073741824.f <= fabsf(low)) return {low, 1.f, true};
+    float multiple = low / scale, whole = floorf(multiple + 0.5f);
+    bool is_whole = fabsf(fmaf(-whole, scale, low)) <= 1.1920929e-7f * fabsf(low);
+    return {scale, is_whole ? whole : multiple, false};
+}
+#endif
+
 // Rows `first_row ..` of the matrix from canonical bytes. One thread a chunk.
 extern "C" __global__ void __launch_bounds__(256)
     quantized_pack(const u8 *file, u8 *packed, u32 n, u32 k, u32 first_row, u32 num_rows) {
@@ -88,7 +105,11 @@ extern "C" __global__ void __launch_bounds__(256)
     bool present = 32 * chunk < k;
 #if FORMAT >= 40
     const u8 *row = file + local * (k / GROUP_VALUES) * GROUP_BYTES;
-#define NUMBER_IN_FILE(j) code_at(row, 32 * chunk + (j))
+    // Of each half of the chunk.
+    bool flat[2] = {};
+    for (u32 half = 0; half < 2 && present; half++)
+        flat[half] = grain_in_file(row + (32 * chunk + 16 * half) / GROUP_VALUES * GROUP_BYTES).flat;
+#define NUMBER_IN_FILE(j) (flat[(j) / 16] ? 0 : code_at(row, 32 * chunk + (j)))
 #else
     u32 in_block = chunk % (kFileBlock / 32);
     const u8 *block = file + (local * (k / kFileBlock) + 32 * chunk / kFileBlock) * kFileBytes;
@@ -120,7 +141,10 @@ extern "C" __global__ void __launch_bounds__(256)
         if (first % GROUP_VALUES != 0) continue;
         const u8 *group = row + (128 * (chunk / 4) + first) / GROUP_VALUES * GROUP_BYTES;
         u32 *to = (u32 *)scales_of(p, first_row + local, chunk / 4) + first / GROUP_VALUES * SCALE_WORDS;
-        for (u32 w = 0; w < SCALE_WORDS; w++) to[w] = present ? WORD_AT(group + 4 * w) : 0;
+        Grain grain = {0.f, 0.f, false};
+        if (present) grain = grain_in_file(group);
+        to[0] = __float_as_uint(grain.scale);
+        if (SCALE_WORDS == 2) to[SCALE_WORDS - 1] = __float_as_uint(grain.multiple);
     }
 #else
     u32 scale = present ? scale_in_file(block, in_block) : 0;

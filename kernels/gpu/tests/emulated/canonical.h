@@ -76,6 +76,9 @@ inline Matrix random_matrix(const Format &format, unsigned n, unsigned k) {
         for (unsigned g = 0; g < k / format.group; g++) {
             std::uint8_t *at = &m.file[row * m.row_bytes + g * m.block];
             float scale = (float)((1 + 0.25 * unit()) / largest), min = m.has_min ? 0.5f * unit() : 0.f;
+            // Zero points in every second group, and now and then a group of one value.
+            if (m.has_min && g % 2) min = -scale * (float)(random_byte() % 16);
+            if (m.has_min && row % 7 == 3 && g == 2) scale = 0.f;
             m.scales.push_back(scale), m.minima.push_back(min);
             std::memcpy(at, &scale, 4);
             if (m.has_min) std::memcpy(at + 4, &min, 4);
@@ -95,8 +98,9 @@ inline Matrix random_matrix(const Format &format, unsigned n, unsigned k) {
     return m;
 }
 
-// The records of a matrix (quantized.cuh): eight rows' codes of 128 values lane by lane, then scales and minima. What
-// belongs to no row is not zero.
+// The records of a matrix (quantized.cuh): eight rows' codes of 128 values lane by lane, then scales and minima, those
+// as multiples of their scales; groups of one value have it as scale, multiple 1 and codes 0.
+// What belongs to no row is not zero.
 inline std::vector<std::uint64_t> planes_of(const Format &format, const Matrix &m, unsigned n, unsigned k) {
     const unsigned groups = (k + 127) / 128, quants = m.bytes ? 128 : 64, words = m.has_min ? 2 : 1;
     const unsigned runs = 128 / format.group, scales = 4 * runs * words, record = 8 * (quants + scales);
@@ -116,7 +120,8 @@ inline std::vector<std::uint64_t> planes_of(const Format &format, const Matrix &
             // rows.
             unsigned place = row % 4 < 2 ? lane : (lane + 2) % 4, word = m.bytes ? chunk / 2 : 0;
             std::uint8_t *of = record_of(d / 128) + 512 * word + 64 * (row % 8) + 16 * place;
-            unsigned code = m.codes[row * k + d], nibble = i / 2 + (i & 1) * 4;
+            bool flat = m.scales[row * (k / format.group) + d / format.group] == 0.f;
+            unsigned code = flat ? 0 : m.codes[row * k + d], nibble = i / 2 + (i & 1) * 4;
             if (m.bytes) {
                 of[8 * (chunk % 2) + i] = (std::uint8_t)code;
             } else {
@@ -126,7 +131,8 @@ inline std::vector<std::uint64_t> planes_of(const Format &format, const Matrix &
         for (unsigned g = 0; g < k / format.group; g++) {
             float *at = (float *)(record_of(g / runs) + 8 * quants + scales * (row % 8)) + g % runs * words;
             at[0] = m.scales[row * (k / format.group) + g];
-            if (m.has_min) at[1] = m.minima[row * (k / format.group) + g];
+            if (m.has_min) at[1] = at[0] == 0.f ? 1.f : m.minima[row * (k / format.group) + g] / at[0];
+            if (at[0] == 0.f) at[0] = m.minima[row * (k / format.group) + g];
         }
     }
     return planes;

@@ -21,7 +21,9 @@ int main() {
     const Format &format = format_of(FORMAT);
     // Depths that fill all warps' spans more than once, and a part of one.
     // The up part begins with a record of its own.
-    const unsigned n = 37, first_up = 40, rows = GATE ? first_up + n : n, tokens = MOST + 3;
+    // Of one token, as many tiles that all buffers of sums are used again.
+    const unsigned n = MOST == 1 ? 149 : 37, first_up = (n + 7) / 8 * 8, rows = GATE ? first_up + n : n;
+    const unsigned tokens = MOST + 3;
     const unsigned unit_depth = std::max(format.group, 32u);
     for (unsigned k : {128 * SPAN * WARPS + 128 * (SPAN + 1) + unit_depth, 4 * unit_depth}) {
         const Matrix m = random_matrix(format, rows, k);

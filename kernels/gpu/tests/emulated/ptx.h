@@ -59,6 +59,7 @@ template <u32 BYTES> static inline void copy_async(u32 to, const void *from, boo
 }
 static inline void end_of_copies() { emulated_end_of_copies(); }
 template <u32 N> static inline void wait_for_copies() { emulated_wait_for_copies(N); }
+static inline void bring_near(const void *) {}
 
 template <typename T> static inline T __ldg(const T *p) { return *p; }
 static inline uint4 load_values(const void *p, bool wanted) { return wanted ? *(const uint4 *)p : uint4{0, 0, 0, 0}; }
@@ -98,6 +99,12 @@ template <int N> static inline void pin(float (&)[N]) {}
 static inline u64 wgmma_swapped_operand(u32 address) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
+// And without swaps: units of 8 columns by 16 bytes, their distances in the operand.
+static inline u64 wgmma_operand(u32 address, u32 depth_stride, u32 column_stride) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(depth_stride >> 4) << 16 | (u64)(column_stride >> 4) << 32;
+}
+// Lanes branch each for itself.
+#define __any_sync(lanes, x) ((x) != 0)
 template <typename T, int N> struct Wgmma {
     static void run(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
         u32 a[4] = {a0, a1, a2, a3}, lane = threadIdx.x % 32, start = (u32)(b & 0x3fff) << 4;
@@ -106,8 +113,12 @@ template <typename T, int N> struct Wgmma {
             u32 right[2];
             for (u32 i = 0; i < 4; i++) tile[i] = accumulate ? d[4 * n8 + i] : 0.f;
             for (u32 i = 0; i < 2; i++) {
-                u32 at = start + n8 * 1024 + lane / 4 * 128 + 4 * (lane % 4) + 16 * i;
-                right[i] = *(const u32 *)((const u8 *)shared + (at ^ (at >> 3 & 0x70)));
+                bool swapped = b >> 62 == 1;
+                u32 depth_stride = (u32)(b >> 16 & 0x3fff) << 4, column_stride = (u32)(b >> 32 & 0x3fff) << 4;
+                u32 at = start + 4 * (lane % 4);
+                if (swapped) at += n8 * 1024 + lane / 4 * 128 + 16 * i, at ^= at >> 3 & 0x70;
+                else at += n8 * column_stride + lane / 4 * 16 + i * depth_stride;
+                right[i] = *(const u32 *)((const u8 *)shared + at);
             }
             mma_m16n8k16<T>(tile, a, right);
             for (u32 i = 0; i < 4; i++) d[4 * n8 + i] = tile[i];

@@ -91,7 +91,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
     let matrix_units = facts.matrix_units && layout.takes_small_batches(op);
     let dots = dots::takes(layout) && op.allow_quantized_act && policy.integer_dots;
 
-    let own_tokens = own_tokens(of, matrix_units, policy);
+    let own_tokens = own_tokens(of, matrix_units, facts, policy);
     let row_bytes = u64::from(op.in_features) * op.act.bytes() as u64;
     let products = [
         round_tokens::takes(op, layout).then_some(PathName::EightBitProduct),
@@ -153,10 +153,13 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
 }
 
 /// Most tokens for which own kernels beat a product.
-fn own_tokens(of: Request<'_>, matrix_units: bool, policy: &Policy) -> u32 {
+fn own_tokens(of: Request<'_>, matrix_units: bool, facts: &Facts, policy: &Policy) -> u32 {
     let Request { op, layout, .. } = of;
     match layout {
         WeightLayout::Plain(_) if matrix_units && of.small_batches_are_fused => 0,
+        WeightLayout::Planes(format) if matrix_units => {
+            SmallBatch::most_tokens(op, layout, false).min(groups_tiles::tokens_below(op, format, facts))
+        }
         _ if matrix_units => SmallBatch::most_tokens(op, layout, false),
         WeightLayout::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
         WeightLayout::Plain(_) => {
