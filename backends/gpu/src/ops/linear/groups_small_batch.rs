@@ -51,10 +51,8 @@ struct Shape {
     span: u32,
     /// Spans of a warp's ring.
     stages: u32,
-    /// Blocks of a multiprocessor, those of the next kernel included where it gets room.
+    /// Blocks of a multiprocessor.
     blocks: u32,
-    /// One block a multiprocessor is launched, whatever fits.
-    leaves_room: bool,
     /// Tokens come with each span, as all of them do not fit; without a norm only.
     streamed: bool,
 }
@@ -70,10 +68,8 @@ struct Sizes {
     rounds: u32,
 }
 
-/// Up to this many tiles a multiprocessor, blocks of one token leave half of it to the next kernel, whose weights then
-/// come while this one ends: 4096 rows of 4096 take 4.4 µs instead of 5.1 on an H200, 6144 rows 6.5 instead of 7.4. Of
-/// more tiles two blocks at a time do better: 28672 rows 18.8 µs instead of 23.
-const ROUNDS_WITH_ROOM: u32 = 4;
+/// Up to this many tiles a multiprocessor, several tokens take spans of one group.
+const FEW_ROUNDS: u32 = 4;
 
 impl Sizes {
     fn groups(&self) -> u32 {
@@ -102,14 +98,15 @@ impl Sizes {
     }
 
     /// The shape of blocks: the first that fits. One token leaves room for two blocks a multiprocessor; several tokens
-    /// take the memory of one.
+    /// take the memory of one. One block of one token, with the other half left to the next kernel's, is faster where
+    /// it stands alone and slower in a layer (decision 0077's note).
     fn shape(&self, norm: bool, max_shared: u32) -> Option<Shape> {
         let groups = self.groups();
         let narrow = group_bytes(self.format)[0] / 64;
         let (warps, span) = match (self.most, groups) {
             (1, 32..) => (8, 4 / narrow),
             // 8B's products of 4096 inputs, 8 tokens, on an H200: 6144 rows 9.9 µs, with spans of two 10.2.
-            (_, 32..) if self.rounds <= ROUNDS_WITH_ROOM => (16, 1),
+            (_, 32..) if self.rounds <= FEW_ROUNDS => (16, 1),
             (_, 32..) => (16, 2 / narrow),
             (_, 16..) => (8, 2 / narrow),
             _ => (groups.clamp(1, 8), 1),
@@ -119,15 +116,9 @@ impl Sizes {
             span,
             stages,
             blocks,
-            leaves_room: false,
             streamed: false,
         };
-        let with_room = Shape {
-            leaves_room: true,
-            ..of(16, 1, 4 / narrow, 2)
-        };
         let wanted = [
-            with_room,
             of(warps, span, 2, 2),
             of(warps, span, 3, 1),
             of(warps, span, 2, 1),
@@ -136,12 +127,10 @@ impl Sizes {
             of(warps.min(8), 1, 2, 1),
             of(warps.min(4), 1, 2, 1),
         ];
-        let few = self.rounds <= ROUNDS_WITH_ROOM && (32..64).contains(&groups);
         let wanted = match self.most {
-            1 if few => &wanted[..],
-            1 => &wanted[1..],
+            1 => &wanted[..],
             // Two stages do as well as three and leave more of the first-level cache.
-            _ => &wanted[3..],
+            _ => &wanted[2..],
         };
         let streamed = wanted.iter().filter(|_| !norm).map(|&shape| Shape {
             streamed: true,
@@ -250,10 +239,7 @@ impl GroupsSmallBatch {
         let Some(entry) = self.entry(tokens) else { return };
         let shared = entry.sizes.shared_bytes(entry.shape, tokens);
         let rows = if self.gated { ROWS / 2 } else { ROWS };
-        let of_sm = match entry.shape.leaves_room {
-            true => 1,
-            false => ((self.max_shared + RESERVED_BYTES) / (shared + RESERVED_BYTES)).clamp(1, entry.shape.blocks),
-        };
+        let of_sm = ((self.max_shared + RESERVED_BYTES) / (shared + RESERVED_BYTES)).clamp(1, entry.shape.blocks);
         let blocks = call.out_features.div_ceil(rows).min(of_sm * self.num_sms);
         let args = call.args(&[], &[Arg::U32(call.matrix_rows), Arg::U32(call.first_up)]);
         let grid = [blocks, tokens.div_ceil(entry.sizes.most), 1];
@@ -311,12 +297,6 @@ mod tests {
                 "{k}"
             );
         }
-        // Of few rows a block leaves room for the next kernel's.
-        let small = sizes(format, 4096, SIZES[0], 3).shape(true, max).unwrap();
-        assert_eq!(
-            (small.warps, small.span, small.stages, small.leaves_room),
-            (16, 1, 4, true)
-        );
         // Eight tokens of the inner width are streamed, and have no norm before.
         assert!(shape(14_336, SIZES[1], false).unwrap().streamed);
         assert_eq!(shape(14_336, SIZES[1], true), None);
