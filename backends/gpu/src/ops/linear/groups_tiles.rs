@@ -161,6 +161,15 @@ fn fitting(format: WeightFormat, facts: &Facts) -> impl Iterator<Item = Form> {
     all.iter().filter_map(move |forms| forms.iter().find(fits).copied())
 }
 
+/// Of these, what calls of up to `max_tokens` tokens need: the smallest, and each that is less than half empty for some.
+fn needed(format: WeightFormat, facts: &Facts, max_tokens: u32) -> impl Iterator<Item = Form> {
+    let is_needed = move |&(i, form): &(usize, Form)| i == 0 || form.tokens / 2 < max_tokens;
+    fitting(format, facts)
+        .enumerate()
+        .filter(is_needed)
+        .map(|(_, form)| form)
+}
+
 /// Up to how many tokens a product that unpacks first is slower.
 pub(super) fn max_tokens(format: WeightFormat, facts: &Facts) -> u32 {
     match on_hopper(format, facts) {
@@ -204,9 +213,10 @@ impl GroupsTiles {
     /// Compiles the kernel for weights that it [`takes`].
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<GroupsTiles> {
         let one = |form: Form| form.product(cx, op, format);
-        let needed = |form: &Form| form.tokens / 2 < op.max_tokens;
         Ok(GroupsTiles {
-            entries: (fitting(format, cx.facts()).filter(needed).map(one)).collect::<Result<_>>()?,
+            entries: needed(format, cx.facts(), op.max_tokens)
+                .map(one)
+                .collect::<Result<_>>()?,
             n: op.out_features,
             k: op.in_features,
             num_sms: cx.facts().num_sms,
