@@ -21,7 +21,7 @@ use crate::view::View;
 const PIECE: usize = 64;
 /// From so many tokens on, integer products go to matrix units where there are some: those multiply 16 tokens at a time,
 /// of which the last may be missing. The bits are the same.
-const INT8_TILES_FROM: usize = 8;
+const INT8_TILES_FROM: usize = 16;
 /// The smallest piece of a product's panels that a thread comes for is about this part of its equal share.
 const LEAST_PIECES: usize = 24;
 
