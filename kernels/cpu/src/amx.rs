@@ -195,12 +195,12 @@ pub(crate) unsafe fn two(x: *const u8, w: [*const u8; 2], blocks: usize, sums: *
     }
 }
 
-/// Two products of signed bytes: `sums[i][token][row]` = Σ over a unit of x\[i\] · w\[i\]. Tokens' bytes are 32 apart, quads
-/// of 16 rows of weights 64.
+/// Two products of signed bytes: `sums[i][token][row]` = Σ over a unit of x\[i\] · w\[i\]. Tokens' bytes are 32 apart,
+/// quads of 16 rows of weights 64.
 ///
 /// # Safety
-/// The registers are taken by [`take_int8`]; 16 tokens' bytes lie behind each of `x`, a unit's quads behind each of `w`,
-/// 2 × 16 × 16 sums at `sums`.
+/// The registers are taken by [`take_int8`]; 16 tokens' bytes lie behind each of `x`, a unit's quads behind each of
+/// `w`, 2 × 16 × 16 sums at `sums`.
 #[inline(always)]
 pub(crate) unsafe fn int8(x: [*const u8; 2], w: [*const u8; 2], sums: *mut i32) {
     // SAFETY: the caller's promise.

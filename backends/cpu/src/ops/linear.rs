@@ -19,8 +19,8 @@ use crate::view::View;
 
 /// Values that an activation is computed on at a time.
 const PIECE: usize = 64;
-/// From so many tokens on, integer products go to matrix units where there are some: those multiply 16 tokens at a time,
-/// of which the last may be missing. The bits are the same.
+/// From so many tokens on, integer products go to matrix units where there are some: those multiply 16 tokens at a
+/// time, of which the last may be missing. The bits are the same.
 const INT8_TILES_FROM: usize = 16;
 /// The smallest piece of a product's panels that a thread comes for is about this part of its equal share.
 const LEAST_PIECES: usize = 24;

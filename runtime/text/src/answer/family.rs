@@ -9,7 +9,7 @@ use super::event::Sink;
 use super::input::{Input, Read};
 use super::json_calls::{JsonCallReader, JsonCalls, Listing};
 use super::literal_calls::{LiteralCallReader, LiteralCalls};
-use super::messages::Messages;
+use super::message_marks::Messages;
 use super::named_calls::{NamedCallReader, NamedCalls};
 use super::python_calls::{PythonCallReader, PythonCalls};
 use super::types::ToolTypes;

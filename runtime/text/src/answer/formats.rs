@@ -4,7 +4,7 @@ use super::element_calls::ElementCalls;
 use super::family::Family;
 use super::json_calls::{JsonCalls, Listing};
 use super::literal_calls::LiteralCalls;
-use super::messages::{Kind, Messages, Recipients};
+use super::message_marks::{Kind, Messages, Recipients};
 use super::named_calls::NamedCalls;
 use super::python_calls::PythonCalls;
 use super::types::Types;

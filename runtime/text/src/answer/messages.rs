@@ -7,49 +7,13 @@ use super::call::{Flow, MAX_NAME_BYTES, is_name};
 use super::event::Sink;
 use super::family::{Family, Reader};
 use super::input::{Input, Read, Stop};
+use super::message_marks::{Kind, Messages, Recipients};
 use super::types::ToolTypes;
 
 /// The longest header. A longer one is text.
 const MAX_HEADER_BYTES: usize = 128;
 /// The role that a header may name.
 const ROLE: &str = "assistant";
-
-/// How the messages of a format are marked.
-#[derive(Debug)]
-pub(super) struct Messages {
-    /// What begins a header.
-    pub(super) start: &'static str,
-    /// What ends a header, and what follows each.
-    pub(super) bodies: &'static [(&'static str, Kind)],
-    /// What ends a message.
-    pub(super) ends: &'static [&'static str],
-    /// The recipients that a header may name: `to=NAME`.
-    pub(super) recipients: Option<&'static Recipients>,
-}
-
-/// What a message is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Text,
-    Reasoning,
-    /// A call, from its first byte on.
-    Call,
-    /// What its recipient says.
-    Addressed,
-}
-
-/// Whom messages are for. Others are tools.
-#[derive(Debug)]
-pub(super) struct Recipients {
-    /// What stands before the name.
-    pub(super) before: &'static str,
-    /// Names of readers of thoughts; an empty one is none.
-    pub(super) thoughts: &'static [&'static str],
-    /// The same of text.
-    pub(super) text: &'static [&'static str],
-    /// Names of readers whose messages are left out.
-    pub(super) dropped: &'static [&'static str],
-}
 
 /// Reads an answer.
 #[derive(Clone, Debug)]
@@ -86,14 +50,6 @@ enum Body {
     Dropped,
     /// For a tool; text without headers may call, too.
     Tool,
-}
-
-impl Messages {
-    /// All markers.
-    pub(super) fn markers(&self) -> Vec<&'static str> {
-        let bodies = self.bodies.iter().map(|(marker, _)| *marker);
-        bodies.chain([self.start]).chain(self.ends.iter().copied()).collect()
-    }
 }
 
 impl MessageReader {

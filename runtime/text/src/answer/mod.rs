@@ -15,6 +15,7 @@ mod input;
 mod json_calls;
 mod json_span;
 mod literal_calls;
+mod message_marks;
 mod messages;
 mod named_calls;
 mod newlines;
@@ -43,7 +44,8 @@ use formats::{ToolFormat, tool_format};
 use harmony::HarmonyReader;
 use hf::TemplateReader;
 use input::{Input, Read, Stop};
-use messages::{MessageReader, Messages};
+use message_marks::Messages;
+use messages::MessageReader;
 use reasoning::{ReasoningFormat, reasoning_format};
 
 /// How a model's answers are to be read: a format of tool calls, one of reasoning, both or none. What has no format is

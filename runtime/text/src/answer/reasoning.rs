@@ -1,7 +1,7 @@
 //! Formats of reasoning, as data: the markers around it, and where it may stand.
 
 use super::formats::{INKLING_MESSAGES, MUSE_GLIMMER_MESSAGES, MUSE_MESSAGES};
-use super::messages::Messages;
+use super::message_marks::Messages;
 
 /// How a model marks what it thinks before it answers.
 #[derive(Debug)]

@@ -161,7 +161,8 @@ fn fitting(format: WeightFormat, facts: &Facts) -> impl Iterator<Item = Form> {
     all.iter().filter_map(move |forms| forms.iter().find(fits).copied())
 }
 
-/// Of these, what calls of up to `max_tokens` tokens need: the smallest, and each that is less than half empty for some.
+/// Of these, what calls of up to `max_tokens` tokens need: the smallest, and each that is less than half empty for
+/// some of them.
 fn needed(format: WeightFormat, facts: &Facts, max_tokens: u32) -> impl Iterator<Item = Form> {
     let is_needed = move |&(i, form): &(usize, Form)| i == 0 || form.tokens / 2 < max_tokens;
     fitting(format, facts)
