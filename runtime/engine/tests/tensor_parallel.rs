@@ -136,8 +136,8 @@ fn sums_are_right_in_every_size_and_place() {
     let outcomes = collectives::check(&devices(cpu, 2));
     assert_eq!(
         outcomes.len(),
-        6,
-        "every kind, two types, replays, a norm behind, a lost rank"
+        8,
+        "every kind, two types, replays, chains, no numbers, a norm behind, a lost rank"
     );
     for (name, outcome) in outcomes {
         println!("{name}: {}", outcome.unwrap_or_else(|why| panic!("{name}: {why}")));
