@@ -440,7 +440,7 @@ pub fn writer(tools: &str) -> Writer {
         "minimax_m3" => Writer {
             calls: |calls| {
                 let calls = each(calls, "", |n, a| {
-                    let parameters = parameters(a, |key, value| elements(key, value));
+                    let parameters = parameters(a, elements);
                     format!("{M3}<invoke name=\"{n}\">{parameters}\n{M3}</invoke>\n")
                 });
                 format!("{M3}<tool_call>\n{calls}{M3}</tool_call>")
