@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 use crate::attention_bf16::{QueryPairs, dots_pairs, round_queries, values_pairs};
 use crate::attention_coded::{TurnedQueries, dots_coded, turn_queries, values_coded};
-use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
+use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, key_panels, vectors};
 use crate::kv::E4m3;
 use crate::kv_coded::{I8, U4};
 use crate::kv_layout::{KvDtype, KvElement, KvLayout};
@@ -277,11 +277,7 @@ unsafe fn dots<S: Simd, E: KvElement, const R: usize, const P: usize>(
 ) {
     // SAFETY: a panel of keys holds head_dim vectors.
     unsafe {
-        let mut keys = [std::ptr::null::<u8>(); P];
-        for p in 0..P {
-            let panel = &panels[at + p];
-            keys[p] = panel.block.add(job.layout.k_panel(job.kv_head, panel.index));
-        }
+        let keys = key_panels::<P>(job, panels, at);
         let mut sums = [[S::splat(0.0); P]; R];
         for d in 0..job.layout.head_dim {
             let mut k = [S::splat(0.0); P];

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use half::bf16;
 
-use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
+use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, key_panels, load_left, vectors};
 use crate::simd::{LANES, Simd, unroll};
 
 /// Largest head dimension of a cache in bf16: queries are rounded into a buffer of that length on the stack.
@@ -39,13 +39,7 @@ pub(crate) unsafe fn round_queries<S: Simd, const R: usize>(
         while d < dim {
             // SAFETY: d < dim; MAX_HEAD_DIM is a multiple of 16, so that a whole vector always fits.
             unsafe {
-                let from = state.q[r].add(d);
-                let q = if dim - d >= LANES {
-                    S::load(from)
-                } else {
-                    S::load_n(from, dim - d, 0.0)
-                };
-                S::store_bf16(to.add(d), q);
+                S::store_bf16(to.add(d), load_left::<S>(state.q[r].add(d), dim - d));
             }
             d += LANES;
         }
@@ -66,11 +60,7 @@ pub(crate) unsafe fn dots_pairs<S: Simd, const R: usize, const P: usize>(
 ) {
     // SAFETY: a panel of keys holds a vector a pair of dimensions, and the queries as many pairs.
     unsafe {
-        let mut keys = [std::ptr::null::<u8>(); P];
-        for p in 0..P {
-            let panel = &panels[at + p];
-            keys[p] = panel.block.add(job.layout.k_panel(job.kv_head, panel.index));
-        }
+        let keys = key_panels::<P>(job, panels, at);
         let mut sums = [[S::splat(0.0); P]; R];
         for pair in 0..job.layout.head_dim.div_ceil(2) {
             let mut k = [S::splat_i(0); P];

@@ -4,7 +4,9 @@
 
 use std::mem::MaybeUninit;
 
-use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
+use crate::attention_job::{
+    Attention, KEYS, PANELS, Panel, State, finish_scores, key_panels, load_left, store_left, vectors,
+};
 use crate::kv_coded::{MAX_U4_HEAD_DIM, turn};
 use crate::kv_layout::KvElement;
 use crate::simd::{LANES, Simd, unroll};
@@ -62,14 +64,7 @@ pub(crate) unsafe fn turn_queries<S: Simd, const R: usize>(
             let mut sum = S::splat(0.0);
             let mut d = 0;
             while d < dim {
-                let from = state.q[r].add(d);
-                sum = S::add(
-                    sum,
-                    match dim - d >= LANES {
-                        true => S::load(from),
-                        false => S::load_n(from, dim - d, 0.0),
-                    },
-                );
+                sum = S::add(sum, load_left::<S>(to.add(d), dim - d));
                 d += LANES;
             }
             queries.sums[r] = S::sum(sum);
@@ -94,11 +89,7 @@ pub(crate) unsafe fn dots_coded<S: Simd, E: KvElement, const R: usize, const P: 
     let dim = job.layout.head_dim;
     // SAFETY: a panel of keys holds 16 bytes for each dimension, or for two.
     unsafe {
-        let mut keys = [std::ptr::null::<u8>(); P];
-        for p in 0..P {
-            let panel = &panels[at + p];
-            keys[p] = panel.block.add(job.layout.k_panel(job.kv_head, panel.index));
-        }
+        let mut keys = key_panels::<P>(job, panels, at);
         let mut sums = [[S::splat(0.0); P]; R];
         let mut d = 0;
         while d < dim {
@@ -231,7 +222,7 @@ unsafe fn dims<S: Simd, E: KvElement, const R: usize, const C: usize>(
                 for half in 0..2 {
                     let first = d + (2 * c + half) * LANES;
                     if first < dim {
-                        let out = load_out::<S>(state.out[r].add(first), dim - first);
+                        let out = load_left::<S>(state.out[r].add(first), dim - first);
                         sums[r][c][half] = S::fma(out, S::splat(factors[r]), S::splat(offsets[r]));
                     }
                 }
@@ -268,35 +259,11 @@ unsafe fn dims<S: Simd, E: KvElement, const R: usize, const C: usize>(
                 for half in 0..2 {
                     let first = d + (2 * c + half) * LANES;
                     if first < dim {
-                        store_out::<S>(state.out[r].add(first), sums[r][c][half], dim - first);
+                        store_left::<S>(state.out[r].add(first), sums[r][c][half], dim - first);
                     }
                 }
             }
         }
     }
     C * 2 * LANES
-}
-
-/// The next 16 of `left` elements, or all that are left.
-#[inline(always)]
-unsafe fn load_out<S: Simd>(from: *const f32, left: usize) -> S::F {
-    // SAFETY: the caller has so many elements there.
-    unsafe {
-        match left >= LANES {
-            true => S::load(from),
-            false => S::load_n(from, left, 0.0),
-        }
-    }
-}
-
-/// Writes what `load_out` read.
-#[inline(always)]
-unsafe fn store_out<S: Simd>(to: *mut f32, v: S::F, left: usize) {
-    // SAFETY: the caller has so many elements there.
-    unsafe {
-        match left >= LANES {
-            true => S::store(to, v),
-            false => S::store_n(to, v, left),
-        }
-    }
 }

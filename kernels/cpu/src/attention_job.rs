@@ -159,3 +159,52 @@ pub(crate) unsafe fn finish_scores<S: Simd, const R: usize, const P: usize>(
         }
     }
 }
+
+/// Where the keys of P panels from `at` on begin.
+///
+/// # Safety
+/// The panels' blocks are in the cache; at + P ≤ PANELS.
+#[inline(always)]
+pub(crate) unsafe fn key_panels<const P: usize>(
+    job: &Attention<'_>,
+    panels: &[Panel; PANELS],
+    at: usize,
+) -> [*const u8; P] {
+    let mut keys = [std::ptr::null(); P];
+    for p in 0..P {
+        let panel = &panels[at + p];
+        // SAFETY: a block holds the keys of all its panels.
+        keys[p] = unsafe { panel.block.add(job.layout.k_panel(job.kv_head, panel.index)) };
+    }
+    keys
+}
+
+/// The next 16 of `left` elements, or all that are left and zeros.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; so many elements are readable.
+#[inline(always)]
+pub(crate) unsafe fn load_left<S: Simd>(from: *const f32, left: usize) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match left >= LANES {
+            true => S::load(from),
+            false => S::load_n(from, left, 0.0),
+        }
+    }
+}
+
+/// Writes what `load_left` read.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; so many elements are writable.
+#[inline(always)]
+pub(crate) unsafe fn store_left<S: Simd>(to: *mut f32, v: S::F, left: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match left >= LANES {
+            true => S::store(to, v),
+            false => S::store_n(to, v, left),
+        }
+    }
+}

@@ -79,6 +79,11 @@ impl Linear {
         }
     }
 
+    /// Bytes of activations of so many tokens as they are laid out.
+    fn act_bytes(&self, tokens: usize) -> usize {
+        act_bytes(self.mode(tokens), tokens, self.k)
+    }
+
     /// Activation and residual on this thread's own part of the output.
     unsafe fn finish(
         &self,
@@ -137,7 +142,7 @@ impl Linear {
 
     /// Bytes of shared scratch before the product.
     fn product_offset(&self) -> usize {
-        act_bytes(self.mode(self.max_tokens), self.max_tokens, self.k).next_multiple_of(64)
+        self.act_bytes(self.max_tokens).next_multiple_of(64)
     }
 }
 
@@ -173,7 +178,7 @@ impl Linear {
                 k: self.k,
                 tokens: rows.len(),
                 weight: weight.all(),
-                act: std::slice::from_raw_parts(worker.own, act_bytes(mode, rows.len(), self.k)),
+                act: std::slice::from_raw_parts(worker.own, self.act_bytes(rows.len())),
                 panels: 0..num_panels(self.n),
                 out: out.element_ptr(rows.start, 0).cast(),
                 out_stride: out.row_stride(),
@@ -202,12 +207,12 @@ impl Kernel for Linear {
     }
 
     fn rows_scratch_bytes(&self, rows: usize) -> usize {
-        act_bytes(self.mode(rows), rows, self.k)
+        self.act_bytes(rows)
     }
 
     fn scratch_bytes(&self) -> usize {
         match self.epilogue {
-            None => act_bytes(self.mode(self.max_tokens), self.max_tokens, self.k),
+            None => self.act_bytes(self.max_tokens),
             // Whether the residual is the output is known only when the op runs.
             Some(_) => self.product_offset() + (self.max_tokens * self.n * size_of::<f32>()).next_multiple_of(64),
         }
@@ -261,7 +266,7 @@ impl Kernel for Linear {
             let columns = panels.start * PANEL_ROWS..(panels.end * PANEL_ROWS).min(self.n);
             // SAFETY: packed by `pack_weight`, prepared in phase 0; panels are shared out.
             unsafe {
-                let act = std::slice::from_raw_parts(worker.shared, act_bytes(mode, tokens, self.k));
+                let act = std::slice::from_raw_parts(worker.shared, self.act_bytes(tokens));
                 worker.kernels.linear(kernels::Linear {
                     format: self.weight.format,
                     mode,
