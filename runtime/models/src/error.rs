@@ -287,8 +287,8 @@ pub enum ModelError {
     /// A name that is no way of rounding weights at load.
     #[error(
         "quantization `{found}` is not known; known are: fp8, int8 and int4, for weights in F32, F16 or BF16; weights \
-         that a file holds quantised (awq, gptq, compressed-tensors, modelopt, bitsandbytes, auto-round, mxfp4) need \
-         no flag"
+         that a file holds quantised (awq, gptq, compressed-tensors, modelopt, bitsandbytes, hqq, auto-round, mxfp4) \
+         need no flag"
     )]
     UnknownQuantization {
         /// The name given.

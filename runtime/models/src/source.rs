@@ -71,18 +71,30 @@ const STORED: [(&str, &[&str]); 13] = [
     ("mxfp4", &["mxfp4"]),
 ];
 
+const ROUNDED: [(&str, Rounding); 3] = [
+    ("fp8", Rounding::Fp8),
+    ("int8", Rounding::Int8),
+    ("int4", Rounding::Int4),
+];
+
+impl WeightQuantization {
+    /// Every name.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        let rounded = ROUNDED.iter().map(|(name, _)| *name);
+        rounded.chain(STORED.iter().map(|(name, _)| *name))
+    }
+}
+
 impl std::str::FromStr for WeightQuantization {
     type Err = ModelError;
 
     fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "fp8" => Ok(Self::Round(Rounding::Fp8)),
-            "int8" => Ok(Self::Round(Rounding::Int8)),
-            "int4" => Ok(Self::Round(Rounding::Int4)),
-            _ => match STORED.iter().find(|(known, _)| *known == name) {
-                Some((known, _)) => Ok(Self::Stored(known)),
-                None => Err(ModelError::UnknownQuantization { found: name.to_owned() }),
-            },
+        if let Some((_, rounding)) = ROUNDED.iter().find(|(known, _)| *known == name) {
+            return Ok(Self::Round(*rounding));
+        }
+        match STORED.iter().find(|(known, _)| *known == name) {
+            Some((known, _)) => Ok(Self::Stored(known)),
+            None => Err(ModelError::UnknownQuantization { found: name.to_owned() }),
         }
     }
 }
