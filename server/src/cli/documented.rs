@@ -1,5 +1,5 @@
 //! The documents agree with the program: every `halyard` line in them parses, docs/flags.md is written from the flags,
-//! and docs/routes.md names every route.
+//! docs/routes.md names every route, and docs/from-llama-cpp.md every flag of llama.cpp's server.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -288,4 +288,50 @@ fn the_page_of_routes_names_them_all() {
         .filter(|path| !page.contains(&format!("`{path}`")))
         .collect();
     assert!(missing.is_empty(), "docs/routes.md lacks {missing:?}");
+}
+
+/// Words in backticks that begin with a dash, up to the first space.
+fn quoted_flags(text: &str) -> impl Iterator<Item = &str> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    let words = quoted.filter_map(|code| code.split(' ').next());
+    words.filter(|word| word.starts_with('-'))
+}
+
+#[test]
+fn the_page_for_llama_cpp_names_every_flag_of_its_server() {
+    const LIST: &str = include_str!("../../tests/data/llama-server-flags.txt");
+    let page = std::fs::read_to_string(root().join("docs/from-llama-cpp.md")).expect("the page");
+    let theirs: Vec<&str> = LIST
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(|line| line.split(' '))
+        .collect();
+    assert!(theirs.len() > 350, "{} spellings", theirs.len());
+    let named: Vec<&str> = quoted_flags(&page).collect();
+    // The page says so of both in one sentence.
+    let in_a_sentence = |flag: &str| flag.starts_with("--spec-") || flag.ends_with("-draft") || flag.contains("-spec-");
+    let missing: Vec<&&str> = theirs
+        .iter()
+        .filter(|flag| !named.contains(flag) && !in_a_sentence(flag))
+        .collect();
+    assert!(missing.is_empty(), "docs/from-llama-cpp.md lacks {missing:?}");
+
+    // The columns on the right.
+    let mut root = Cli::command();
+    root.build();
+    let serve = root.find_subcommand("serve").expect("a command");
+    let ours: Vec<String> = serve
+        .get_arguments()
+        .filter_map(|arg| arg.get_long().map(|long| format!("--{long}")))
+        .collect();
+    let rows = page.lines().filter_map(|row| row.strip_prefix("| "));
+    let unknown: Vec<&str> = rows
+        .filter_map(|row| row.split_once(" | "))
+        .flat_map(|(_, here)| quoted_flags(here))
+        .filter(|flag| !ours.iter().any(|known| known == flag))
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "docs/from-llama-cpp.md names {unknown:?}, which `halyard serve` lacks"
+    );
 }
