@@ -102,7 +102,8 @@ struct HttpArgs {
     #[arg(long, value_name = "BOOL", env = "HALYARD_DISABLE_FASTAPI_DOCS", default_value_t = false, num_args = 0..=1,
         require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     disable_fastapi_docs: bool,
-    /// Serve the routes for development: /abort_requests, /pause, /resume, /is_paused, /reset_prefix_cache.
+    /// Serve the routes for development: /abort_requests, /pause, /resume, /is_paused, /reset_prefix_cache; and, with
+    /// --enable-sleep-mode, /sleep, /wake_up, /is_sleeping, /collective_rpc.
     /// VLLM_SERVER_DEV_MODE=1 does the same
     #[arg(long, env = "HALYARD_SERVER_DEV_MODE", default_value_t = false)]
     server_dev_mode: bool,
