@@ -2,7 +2,8 @@
 // softmax in f32.
 // Slow and general: it serves the calls that the tuned kernels do not take.
 //
-// Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
+// Definitions: ACT (f32, f16, bf16: q and out), KV (those, e4m3, code8 or code4: the cache), HEAD_DIM, BLOCK (a
+// multiple of 8).
 // Entry point: attention_plain. Grid: ceil(T * num_heads / 4) blocks of 128 threads. Tokens that belong to no sequence
 // write nothing.
 // revision: 1
@@ -13,7 +14,9 @@
 // check: -DACT=bf16 -DKV=f32 -DHEAD_DIM=16 -DBLOCK=8
 // check: -DACT=f32 -DKV=f32 -DHEAD_DIM=80 -DBLOCK=8
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DBLOCK=64
-#include "kv.cuh"
+// check: -DACT=f32 -DKV=code8 -DHEAD_DIM=80 -DBLOCK=8
+// check: -DACT=bf16 -DKV=code4 -DHEAD_DIM=128 -DBLOCK=64
+#include "kv_codes.cuh"
 
 typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
 
@@ -22,6 +25,7 @@ typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
 
 // Sum of the 8 values of a dim at tokens 8 * eighth .. of a block, weighted; tokens with weight 0 do not count,
 // whatever they hold.
+template <typename Layout>
 __device__ __forceinline__ float weighted_values(const u8 *piece, u32 dim, u32 eighth, const float *weights) {
     float sum = 0.f;
 #pragma unroll
@@ -35,6 +39,43 @@ __device__ __forceinline__ float weighted_values(const u8 *piece, u32 dim, u32 e
         }
     }
     return sum;
+}
+
+template <typename Layout>
+__device__ __forceinline__ float weighted_codes(const u8 *piece, u32 dim, u32 eighth, const float *weights) {
+    const u8 *values = piece + Layout::K_BYTES;
+    float sum = 0.f;
+    for (u32 j = 0; j < 8; j++) {
+        u32 token = eighth * 8 + j;
+        CodeMap map = code_map<CODE_BITS>(*(const u32 *)(values + Layout::WORDS_AT + 4 * token));
+        float value = map.scale * code_at<CODE_BITS>(values + Layout::key_row(token, dim / Layout::ROW),
+                                                     dim % Layout::ROW) + map.minimum;
+        sum += weights[j] == 0.f ? 0.f : weights[j] * value;
+    }
+    return sum;
+}
+
+// The product of a query and a key.
+template <typename Layout>
+__device__ __forceinline__ float key_product(const float *query, const u8 *piece, u32 token) {
+    float product = 0.f;
+    for (int r = 0; r < Layout::KEY_ROWS; r++) {
+        const KV *values = (const KV *)(piece + Layout::key_row(token, r));
+#pragma unroll
+        for (int j = 0; j < Layout::ROW; j++)
+            if (r * Layout::ROW + j < HEAD_DIM)
+                product += query[r * Layout::ROW + j] * to_f32(values[Layout::place(j)]);
+    }
+    return product;
+}
+template <typename Layout>
+__device__ __forceinline__ float coded_product(const float *query, const u8 *piece, u32 token) {
+    CodeMap map = code_map<CODE_BITS>(*(const u32 *)(piece + Layout::WORDS_AT + 4 * token));
+    float product = 0.f;
+    for (u32 d = 0; d < HEAD_DIM; d++)
+        product += query[d] * (map.scale * code_at<CODE_BITS>(piece + Layout::key_row(token, d / Layout::ROW),
+                                                              d % Layout::ROW) + map.minimum);
+    return product;
 }
 
 // The sequence that token t belongs to: the last s with start[s] <= t. Empty sequences share their start with the next.
@@ -74,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(128)
     for (u32 d = lane; d < HEAD_DIM; d += 32)
         query[d] = to_f32(q[(u64)t * q_token_stride + (u64)head * q_head_stride + d]);
     __syncwarp();
+    if constexpr (CODE_BITS == 4) turn_shared<HEAD_DIM>(query);
     float highest = -INFINITY_F, total = 0.f, sum[DIMS];
 #pragma unroll
     for (int i = 0; i < DIMS; i++) sum[i] = 0.f;
@@ -84,14 +126,9 @@ extern "C" __global__ void __launch_bounds__(128)
         float score = -INFINITY_F;
         if (seen) {
             const u8 *piece = cache + (u64)pages[key / BLOCK] * page_stride + piece_offset;
-            float product = 0.f;
-            for (int r = 0; r < Layout::KEY_ROWS; r++) {
-                const KV *values = (const KV *)(piece + Layout::key_row((u32)key % BLOCK, r));
-#pragma unroll
-                for (int j = 0; j < Layout::ROW; j++)
-                    if (r * Layout::ROW + j < HEAD_DIM)
-                        product += query[r * Layout::ROW + j] * to_f32(values[Layout::place(j)]);
-            }
+            float product;
+            if constexpr (CODE_BITS > 0) product = coded_product<Layout>(query, piece, (u32)key % BLOCK);
+            else product = key_product<Layout>(query, piece, (u32)key % BLOCK);
             score = product * scale;
             if (softcap > 0.f) score = softcap * tanhf(score / softcap);
         }
@@ -113,7 +150,10 @@ extern "C" __global__ void __launch_bounds__(128)
 #pragma unroll
             for (int i = 0; i < DIMS; i++) {
                 u32 dim = lane + 32 * i;
-                if (dim < HEAD_DIM) sum[i] += weighted_values(piece, dim, (u32)token % BLOCK / 8, weight + eighth * 8);
+                if (dim >= HEAD_DIM) continue;
+                u32 inside = (u32)token % BLOCK / 8;
+                if constexpr (CODE_BITS > 0) sum[i] += weighted_codes<Layout>(piece, dim, inside, weight + eighth * 8);
+                else sum[i] += weighted_values<Layout>(piece, dim, inside, weight + eighth * 8);
             }
         }
     }

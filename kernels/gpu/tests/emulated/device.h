@@ -13,6 +13,7 @@ unsigned emulated_block(int axis);
 unsigned emulated_threads(void);
 unsigned emulated_grid(int axis);
 void emulated_barrier(void);
+void emulated_wave_barrier(void);
 unsigned emulated_word_of(unsigned lane, unsigned value);
 unsigned long long emulated_votes(int says);
 // One step of a product by a wave: this lane's four values of each side, and its sixteen sums.
@@ -88,6 +89,9 @@ static inline float __ocml_rsqrt_f32(float x) { return 1.f / __builtin_sqrtf(x);
 // One block runs at a time, so what its threads share is what all share.
 #undef __shared__
 #define __shared__ static
+// Lanes run one after the other: what they leave each other in memory is there when they have met.
+#undef __syncwarp
+#define __syncwarp() emulated_wave_barrier()
 #if defined(EMULATED_WAVE) && EMULATED_WAVE == 32
 #include "ptx.h"
 #endif

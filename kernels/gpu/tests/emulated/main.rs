@@ -186,6 +186,21 @@ fn sums_over_ranks_are_those_in_rank_order() {
     );
 }
 
+/// Heads of whole rows and of parts of one, turned as a whole and in runs.
+#[test]
+fn codes_of_keys_and_values_are_those_of_the_contract() {
+    check_all(
+        "kv_write",
+        &[
+            &["-DACT=bf16", "-DKV=code8", "-DHEAD_DIM=128", "-DBLOCK=64"],
+            &["-DACT=f32", "-DKV=code8", "-DHEAD_DIM=20", "-DBLOCK=8"],
+            &["-DACT=bf16", "-DKV=code4", "-DHEAD_DIM=128", "-DBLOCK=64"],
+            &["-DACT=f32", "-DKV=code4", "-DHEAD_DIM=80", "-DBLOCK=16"],
+            &["-DACT=f16", "-DKV=code4", "-DHEAD_DIM=64", "-DBLOCK=8"],
+        ],
+    );
+}
+
 #[test]
 fn attention_of_prompts_is_right_on_matrix_units() {
     check_all(

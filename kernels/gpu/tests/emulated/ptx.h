@@ -5,7 +5,6 @@
 
 extern "C" {
 void emulated_mma_16x8x16(const unsigned *a, const unsigned *b, float *sums, float (*value)(unsigned short));
-void emulated_wave_barrier(void);
 void emulated_copy(void *to, const void *from, unsigned bytes, int wanted);
 void emulated_end_of_copies(void);
 void emulated_wait_for_copies(unsigned newest);
@@ -18,8 +17,6 @@ void emulated_bulk_copy(void *to, const void *from, unsigned bytes, void *barrie
 #undef __shared__
 #define __shared__
 extern uint4 shared[];
-#undef __syncwarp
-#define __syncwarp() emulated_wave_barrier()
 
 struct float2 {
     float x, y;
