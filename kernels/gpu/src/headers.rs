@@ -11,7 +11,7 @@ macro_rules! headers {
 }
 
 headers! { CUDA = "cuda":
-    "act_norm.cuh" "activate.cuh" "attention_once.cuh" "attention_tile.cuh" "blocks.cuh" "common.cuh"
+    "act_norm.cuh" "activate.cuh" "attention_once.cuh" "attention_tile.cuh" "blocks.cuh" "code_tiles.cuh" "common.cuh"
     "copies.cuh" "decode_items.cuh" "eights.cuh" "expert_list.cuh" "few_tokens.cuh" "groups_product.cuh"
     "groups_tile.cuh" "hip.cuh" "hip_language.cuh" "hopper.cuh" "kv.cuh" "kv_codes.cuh" "kv_stream.cuh"
     "latent_work.cuh" "logits.cuh" "lora.cuh" "mfma.cuh" "mma.cuh" "peers.cuh" "prefill.cuh" "quantized.cuh"

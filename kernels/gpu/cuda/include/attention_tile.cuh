@@ -5,7 +5,7 @@
 #include "mma.cuh"
 #include "widen.cuh"
 
-typedef FactorOf<KV>::type FACTOR;
+typedef FactorOf<KV, ACT>::type FACTOR;
 
 #define LOG2E 1.4426950408889634f
 #define NT ((GROUP + 7) / 8)          // columns of 8 query heads
@@ -43,8 +43,13 @@ __device__ __forceinline__ constexpr u32 key_unit(u32 row, u32 eighth) {
            (row * (PIECE_TOKENS / 8) + eighth % (PIECE_TOKENS / 8)) * 128;
 }
 __device__ __forceinline__ constexpr u32 value_unit(u32 octet, u32 row) {
-    constexpr u32 rows = PIECE_TOKENS / Layout::ROW;
+    constexpr u32 rows = PIECE_TOKENS > Layout::ROW ? PIECE_TOKENS / Layout::ROW : 1;
     return row / rows * (UNIT_BYTES / PIECES) + (row % rows * (HEAD_DIM / 8) + octet) * 128;
+}
+
+// Byte of the word of a token (codes only) within keys or values of a tile.
+template <typename L> __device__ __forceinline__ constexpr u32 word_of_token(u32 token) {
+    return token / PIECE_TOKENS * (UNIT_BYTES / PIECES) + L::WORDS_AT + token % PIECE_TOKENS * 4;
 }
 
 // Running softmax of a warp: of head columns 8n + 2t and 8n + 2t + 1 (lane = 4g + t). `highest` is in units of log2.
@@ -65,8 +70,62 @@ __device__ __forceinline__ void clear(Softmax &softmax) {
     }
 }
 
+// The sum of a query's values, of head columns 8n + 2t and 8n + 2t + 1.
+__device__ __forceinline__ void sum_queries(float (&sums)[NT][2], const u32 (&query)[NT][DT][2]) {
+    u32 one = pack2<FACTOR>(1.f, 1.f), ones[4] = {one, one, one, one};
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        float sum[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (int d = 0; d < DT; d++) mma_m16n8k16<FACTOR>(sum, ones, query[n][d]);
+        sums[n][0] = sum[0];
+        sums[n][1] = sum[1];
+    }
+}
+
+// The scores of codes (as `multiply_keys` leaves them), which a load brings for 32 keys and the dims of a row.
+template <typename L>
+__device__ __forceinline__ void multiply_coded_keys(float (&scores)[4][NT][4], const u32 (&query)[NT][DT][2], u32 keys,
+                                                    const float (&query_sums)[NT][2]) {
+    constexpr int STEPS = L::ROW / 16; // of the product in a row
+    u32 lane = threadIdx.x % 32, at = keys + key_unit(0, lane >> 3) + (lane & 7) * 16;
+#pragma unroll
+    for (int row = 0; row < L::KEY_ROWS; row++)
+#pragma unroll
+        for (int m = 0; m < 4; m += 2) {
+            u32 units[4];
+            load_codes<false>(units, at + key_unit(row, 2 * m));
+#pragma unroll
+            for (int step = 0; step < STEPS && row * STEPS + step < DT; step++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    u32 a[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        a[i] = code_pair<FACTOR, CODE_BITS>(units[2 * half + i % 2], 2 * step + i / 2);
+#pragma unroll
+                    for (int n = 0; n < NT; n++)
+                        mma_m16n8k16<FACTOR>(scores[m + half][n], a, query[n][row * STEPS + step]);
+                }
+        }
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            CodeMap key = code_map<CODE_BITS>(load_word(keys + word_of_token<L>(16 * m + 8 * half + lane / 4)));
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    float &score = scores[m][n][2 * half + c];
+                    score = scaled_score<CODE_BITS>(score, key, query_sums[n][c]);
+                }
+        }
+}
+
 // Scores of the tile's 64 keys: scores[m][n] are keys 16m + g and + 8 against head columns 8n + 2t and + 1.
-__device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u32 (&query)[NT][DT][2], u32 keys) {
+__device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u32 (&query)[NT][DT][2], u32 keys,
+                                              const float (&query_sums)[NT][2]) {
     u32 lane = threadIdx.x % 32;
     u32 at = keys + key_unit(lane >> 4, lane >> 3 & 1) + (lane & 7) * 16;
 #pragma unroll
@@ -75,7 +134,9 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) scores[m][n][i] = 0.f;
-    if constexpr (KV_BYTES == 1) {
+    if constexpr (CODE_BITS > 0) {
+        multiply_coded_keys<Layout>(scores, query, keys, query_sums);
+    } else if constexpr (KV_BYTES == 1) {
         // A row holds 16 dims: one load fetches two steps of the product. In an odd last row the upper lanes' units are
         // not used.
         u32 last = keys + key_unit(0, lane >> 3 & 1) + (lane & 7) * 16;
@@ -182,13 +243,48 @@ __device__ __forceinline__ void add_values(Softmax &softmax, u32 (&a)[4], const 
     for (int n = 0; n < NT; n++) mma_m16n8k16<FACTOR>(softmax.sum[d][n], a, p[m][n]);
 }
 
+// The same as `multiply_values` of codes: a load brings 32 tokens and the dims of a row.
+template <bool MASKED, typename L>
+__device__ __forceinline__ void multiply_coded_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first,
+                                                      i32 last) {
+    constexpr int STEPS = L::ROW / 16;
+    u32 lane = threadIdx.x % 32, at = values + key_unit(0, lane >> 3) + (lane & 7) * 16;
+#pragma unroll
+    for (int m = 0; m < 4; m += 2) {
+        ScalePair maps[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint2 words = load_words(values + word_of_token<L>(16 * m + 8 * i + 2 * (lane & 3)));
+            maps[i] = scale_pair<FACTOR, CODE_BITS>(words.x, words.y);
+        }
+#pragma unroll
+        for (int row = 0; row < L::KEY_ROWS; row++) {
+            u32 units[4];
+            load_codes<true>(units, at + key_unit(row, 2 * m));
+#pragma unroll
+            for (int step = 0; step < STEPS && row * STEPS + step < DT; step++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    u32 a[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        a[i] = value_pair<FACTOR, CODE_BITS>(units[2 * half + i / 2], 2 * step + i % 2,
+                                                             maps[2 * half + i / 2]);
+                    add_values<MASKED>(softmax, a, p, row * STEPS + step, m + half, first, last);
+                }
+        }
+    }
+}
+
 // Adds the tile's values. Tokens outside first ..= last do not count, whatever their bytes hold.
 template <bool MASKED>
 __device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first,
                                                 i32 last) {
     u32 lane = threadIdx.x % 32;
     u32 at = values + value_unit(lane >> 3 & 1, lane >> 4) + (lane & 7) * 16;
-    if constexpr (KV_BYTES == 1) {
+    if constexpr (CODE_BITS > 0) {
+        multiply_coded_values<MASKED, Layout>(softmax, p, values, first, last);
+    } else if constexpr (KV_BYTES == 1) {
         // A row holds 16 tokens: one load brings two steps of the product.
 #pragma unroll
         for (int m = 0; m < 4; m += 2)

@@ -222,6 +222,7 @@ __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs
         words[pass] = turned(words[pass], turn, row == GROUP, in);
         if (there && row == GROUP) put_key_part(buffer + CURRENT_AT + c / PARTS * 16, c % PARTS, words[pass]);
 #endif
+        if constexpr (CODE_BITS == 4) words[pass] = turned_query<ACT, HEAD_DIM>(words[pass], c);
         if (there && row < GROUP)
             *(uint4 *)(buffer + ((row / 8 * (HEAD_DIM / 8) + c) * 8 + row % 8) * 16) = factors(words[pass]);
     }

@@ -1,16 +1,19 @@
 // The stream of a decode kernel: a block's position on the line of work, and the copies of its tiles of keys and values
 // into the rings of its warps. attention_decode.cu explains the definitions.
 #pragma once
-#include "kv.cuh"
+#include "kv_codes.cuh"
 
 typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
 
 #define TILE 64
 #define KV_BYTES ((int)sizeof(KV))
-#define UNIT_BYTES (TILE * HEAD_DIM * KV_BYTES) // keys or values of a tile
 #define THREADS (WARPS * 32 + 32)
 #define PIECES (TILE / BLOCK > 0 ? TILE / BLOCK : 1)
+// keys or values of a tile; of codes, a whole part of each block
+#define UNIT_BYTES (CODE_BITS > 0 ? PIECES * Layout::K_BYTES : TILE * HEAD_DIM * KV_BYTES)
 #define PIECE_TOKENS (BLOCK < TILE ? BLOCK : TILE)
+
+static_assert(CODE_BITS == 0 || BLOCK <= TILE, "a block's words lie behind all its codes");
 
 // Sequences on the line of work: the tiles before it (of one KV head), its block table row, its first token, its keys.
 struct Sequence {

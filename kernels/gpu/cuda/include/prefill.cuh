@@ -2,16 +2,16 @@
 // epilogue. A warp holds 16 rows; scores and outputs lie as mma_m16n8k16 leaves them: lane 4g + t has columns 2t, 2t+1
 // of every 8, of rows g and g + 8.
 //
-// Wants ACT, KV (the cache's type: ACT or e4m3), HEAD_DIM, GROUP, BLOCK and ROWS (of a tile) defined.
+// Wants ACT, KV (the cache's type: ACT, e4m3, code8 or code4), HEAD_DIM, GROUP, BLOCK and ROWS (of a tile) defined.
 #pragma once
 #include "widen.cuh"
 
 typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
-typedef FactorOf<KV>::type FACTOR;
+typedef FactorOf<KV, ACT>::type FACTOR;
 
 // bytes of a query row in shared memory: 16 more, so that 8 rows lie in different banks
 #define Q_PITCH (2 * HEAD_DIM + 16)
-#define PART_BYTES ((int)sizeof(KV) * BLOCK * HEAD_DIM)
+#define PART_BYTES ((int)Layout::K_BYTES) // keys or values of a head of a block
 #define LOG2E 1.4426950408889634f
 
 // Work of a block until the next tile.
@@ -130,27 +130,33 @@ __device__ __forceinline__ void clear_from(uint4 &words, int kept) {
     for (int i = 0; i < 4; i++) word[i] &= kept >= 2 * i + 2 ? 0xffffffffu : kept == 2 * i + 1 ? 0xffffu : 0u;
 }
 
-// Writes zeros into shared memory for the values from key `keys` on. The cache was never written there and may hold
-// NaN, which a weight of 0 does not cancel. Rows of 16 bytes hold ROW keys of one dimension; those that hold earlier
-// keys too come from the cache at `from`.
+// Makes the values from key `keys` on zeroes in shared memory. The cache was never written there and may hold NaN,
+// which a weight of 0 does not cancel. Of codes it is their words that become 0. Else rows of 16 bytes hold ROW keys of
+// one dimension; those that hold earlier keys too come from the cache at `from`.
+template <typename L>
 __device__ __forceinline__ void clear_values(u32 to, const u8 *from, int keys, int thread, int threads) {
-    constexpr int ROW = Layout::ROW;
+    if constexpr (CODE_BITS > 0) {
+        for (int token = keys + thread; token < BLOCK; token += threads)
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + L::WORDS_AT + 4 * token), "r"(0) : "memory");
+    } else {
+        constexpr int ROW = L::ROW;
 #pragma unroll 1
-    for (int row = keys / ROW * HEAD_DIM + thread; row < BLOCK / ROW * HEAD_DIM; row += threads) {
-        int kept = keys - row / HEAD_DIM * ROW;
-        u32 words[4] = {0, 0, 0, 0};
-        if (kept > 0) {
-            uint4 all = *(const uint4 *)(from + 16 * row);
-            words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+        for (int row = keys / ROW * HEAD_DIM + thread; row < BLOCK / ROW * HEAD_DIM; row += threads) {
+            int kept = keys - row / HEAD_DIM * ROW;
+            u32 words[4] = {0, 0, 0, 0};
+            if (kept > 0) {
+                uint4 all = *(const uint4 *)(from + 16 * row);
+                words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
 #pragma unroll
-            for (int i = 0; i < ROW; i++) {
-                u32 byte = Layout::place(i) * (u32)sizeof(KV), element = sizeof(KV) == 1 ? 0xffu : 0xffffu;
-                if (i >= kept) words[byte / 4] &= ~(element << byte % 4 * 8);
+                for (int i = 0; i < ROW; i++) {
+                    u32 byte = L::place(i) * (u32)sizeof(KV), element = sizeof(KV) == 1 ? 0xffu : 0xffffu;
+                    if (i >= kept) words[byte / 4] &= ~(element << byte % 4 * 8);
+                }
             }
+            asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + 16 * row), "r"(words[0]), "r"(words[1]),
+                         "r"(words[2]), "r"(words[3])
+                         : "memory");
         }
-        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + 16 * row), "r"(words[0]), "r"(words[1]),
-                     "r"(words[2]), "r"(words[3])
-                     : "memory");
     }
 }
 

@@ -1,15 +1,19 @@
-// Caches of 8-bit floats on 16-bit matrix units: elements are widened between shared memory and the product.
+// Caches of 8-bit floats on 16-bit matrix units: elements are widened between shared memory and the product. Codes:
+// code_tiles.cuh.
 #pragma once
-#include "kv.cuh"
+#include "code_tiles.cuh"
 
-// The type in which elements of the cache meet the matrix units. 8-bit ones become f16 (one instruction for two of
-// them, and exact) whatever the activations are: probabilities fit f16 too, and queries are brought to its range
-// (`Query`).
-template <typename T> struct FactorOf {
+// The type in which elements of the cache meet activations of type A on the matrix units. 8-bit floats become f16 (one
+// instruction for two of them, and exact) whatever the activations are: probabilities fit f16 too, and queries are
+// brought to its range (`Query`).
+template <typename T, typename A> struct FactorOf {
     typedef T type;
 };
-template <> struct FactorOf<e4m3> {
+template <typename A> struct FactorOf<e4m3, A> {
     typedef f16 type;
+};
+template <int BITS, typename A> struct FactorOf<Code<BITS>, A> {
+    typedef A type;
 };
 
 // Four 8-bit elements as two words of f16: those of the lower half-word, and those of the upper one.

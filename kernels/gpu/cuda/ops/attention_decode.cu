@@ -19,10 +19,10 @@
 // step come from k and v, not from the cache; the block that has a token's own key stores both in the cache. q and k
 // stay as they are. Slots must be those that the block table gives.
 //
-// Definitions: ACT (bf16, f16); KV (the cache's type: ACT or e4m3); HEAD_DIM (multiple of 16); GROUP (query heads of a
-// KV head); BLOCK (16, 32, 64, 128); WARPS; RING (buffers of a warp); SOFTCAP (0, 1); ROPE (0, 1: the fused form). With
-// ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1). ONCE (0, 1; the fused form without norms): batches that fit run as
-// in attention_once.cuh.
+// Definitions: ACT (bf16, f16); KV (the cache's type: ACT or e4m3, and with BLOCK up to 64 and without ROPE code8 or
+// code4); HEAD_DIM (multiple of 16); GROUP (query heads of a KV head); BLOCK (16, 32, 64, 128); WARPS; RING (buffers of
+// a warp); SOFTCAP (0, 1); ROPE (0, 1: the fused form). With ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1). ONCE
+// (0, 1; the fused form without norms): batches that fit run as in attention_once.cuh.
 //
 // `early`: nothing that may still run writes step data (rows, lengths, block table, positions, slots) or keys and
 // values of earlier steps. The kernel then reads them before the previous one has ended.
@@ -41,6 +41,10 @@
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=5 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=0 -DNORM=0
 // check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DGROUP=9 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=1
+// check: -DACT=bf16 -DKV=code8 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=5 -DSOFTCAP=0 -DROPE=0
+// check: -DACT=f16 -DKV=code8 -DHEAD_DIM=80 -DGROUP=9 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=1 -DROPE=0
+// check: -DACT=bf16 -DKV=code4 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
+// check: -DACT=f16 -DKV=code4 -DHEAD_DIM=80 -DGROUP=3 -DBLOCK=32 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
 #ifndef KV
 #define KV ACT
 #endif
@@ -414,6 +418,8 @@ extern "C" __global__ void BOUNDS attention_decode(
                 u32 query[NT][DT][2];
                 load_query(query, shared_address(buffer));
                 clear(softmax);
+                float query_sums[NT][2] = {};
+                if constexpr (CODE_BITS == 4) sum_queries(query_sums, query);
                 for (; y < item.end; y += WARPS) {
                     i32 tile_key = item.tile_key + (i32)((y - item.begin) * TILE);
                     i32 from = item.first - tile_key, to = item.last - tile_key;
@@ -425,7 +431,7 @@ extern "C" __global__ void BOUNDS attention_decode(
                     bool is_current = tile_key + TILE > item.first_new;
                     if (is_current) put_keys(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
 #endif
-                    multiply_keys(scores, query, unit);
+                    multiply_keys(scores, query, unit, query_sums);
                     if (masked) weigh<true>(softmax, p, scores, factor, softcap, from, to);
                     else weigh<false>(softmax, p, scores, factor, softcap, from, to);
 #if ROPE

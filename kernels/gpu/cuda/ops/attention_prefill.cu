@@ -3,10 +3,10 @@
 // 2407.08608). The time from a block's scores to its weights bounds the speed. That path is kept short: the next
 // block's arrival is checked early, and sums and conversions overlap the exponentials.
 //
-// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (64, 128), GROUP (query heads of a
-// KV head, 1..16), BLOCK (64),
-// CONSUMERS (multiplying warpgroups: 2, at HEAD_DIM 64 rather 3), STAGES (cache blocks in flight, at least 3), SOFTCAP
-// (1: scores are capped), MAX_SEQS (most sequences of a call). Those from CONSUMERS on have defaults.
+// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT, e4m3, code8 or code4), HEAD_DIM (64, 128), GROUP
+// (query heads of a KV head, 1..16), BLOCK (64), CONSUMERS (multiplying warpgroups: 2, at HEAD_DIM 64 rather 3), STAGES
+// (cache blocks in flight, at least 3), SOFTCAP (1: scores are capped), MAX_SEQS (most sequences of a call). Those from
+// CONSUMERS on have defaults.
 //
 // Rows of a tile are (token, head of the group) pairs of one sequence and one KV head: row r of a sequence is token r /
 // GROUP, head r % GROUP. ROWS = 64 · CONSUMERS rows are one tile; a block takes tiles, longest first, until none is
@@ -14,13 +14,17 @@
 //
 // Launch: 128 · (CONSUMERS + 1) threads; grid.x any number, best min(multiprocessors, (T · GROUP / ROWS + S) ·
 // num_kv_heads); dynamic shared memory: 2 · ROWS · (2 · HEAD_DIM + 16) + STAGES · 4 · BLOCK · HEAD_DIM + 12 · MAX_SEQS
-// + 512 bytes, and with 8-bit floats 4 · BLOCK · HEAD_DIM more: those arrive in a ring of two of their own, from which
-// two more warps widen them into the stages. Needs q aligned to 16 bytes, its strides multiples of 8 elements, out's
-// likewise; scale > 0.
+// + 512 bytes, and with 8-bit floats and codes two heads of a block more: those arrive in a ring of two of their own,
+// from which two more warps widen them into the stages. Needs q aligned to 16 bytes, its strides multiples of 8
+// elements, out's likewise; scale > 0.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSOFTCAP=0 -DMAX_SEQS=512
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DCONSUMERS=3 -DSOFTCAP=1 -DMAX_SEQS=64
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSTAGES=3 -DSOFTCAP=0 -DMAX_SEQS=512
 // check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DCONSUMERS=3 -DSTAGES=5 -DSOFTCAP=1 -DMAX_SEQS=64
+// check: -DACT=bf16 -DKV=code8 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSTAGES=3 -DSOFTCAP=0 -DMAX_SEQS=512
+// check: -DACT=f16 -DKV=code8 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DCONSUMERS=3 -DSTAGES=5 -DSOFTCAP=1 -DMAX_SEQS=64
+// check: -DACT=bf16 -DKV=code4 -DHEAD_DIM=64 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=3 -DSTAGES=5 -DSOFTCAP=0 -DMAX_SEQS=512
+// check: -DACT=bf16 -DKV=code4 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSTAGES=3 -DSOFTCAP=0 -DMAX_SEQS=512
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -48,14 +52,14 @@
 #define STAGE_PART (2 * BLOCK * HEAD_DIM) // keys or values as the products take them
 #define STAGE_BYTES (2 * STAGE_PART)
 #define NARROW (sizeof(KV) == 1)
-#define ARRIVALS 2 // blocks of 8-bit floats in flight
+#define ARRIVALS 2 // narrow blocks in flight
 #include "prefill.cuh"
 
 struct Shared {
     Barrier tile_full, q_full;
     Barrier begun; // multipliers hold their queries, the loader knows the tile
     Barrier full[STAGES], empty[STAGES];
-    Barrier arrived[ARRIVALS], widened[ARRIVALS]; // 8-bit floats only, as the next
+    Barrier arrived[ARRIVALS], widened[ARRIVALS]; // narrow blocks only, as the next
     int keys[ARRIVALS];                           // of the block that arrived; negative: no more blocks
     Tile tiles[2]; // of even and odd count
     int table_rows[2];
@@ -157,7 +161,7 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, 
             if (NARROW) {
                 if (lane == 0) atomicExch(&shared.keys[cursor.stage], keys);
             } else if (keys < BLOCK) {
-                clear_values(shared_address(to) + PART_BYTES, from + PART_BYTES, keys, lane, 32);
+                clear_values<Layout>(shared_address(to) + PART_BYTES, from + PART_BYTES, keys, lane, 32);
                 stores_before_products();
                 __syncwarp();
                 bytes = PART_BYTES + keys / 8 * HEAD_DIM * 16;
@@ -171,9 +175,67 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, 
     }
 }
 
-// A widening warp (of two): blocks of 8-bit floats become stages of the ring. A row of 16 bytes, of one token or
-// dimension, becomes two; values from key `keys` on were never written and become zeroes, as a weight of 0 would not
-// stop a NaN.
+// A warp's 32 tokens of a block: keys or values from codes, brought to their scales, to a stage.
+template <bool VALUES, typename L>
+__device__ __forceinline__ void widen_codes(u32 from, u32 to, int keys, int warp, int lane) {
+    constexpr int PAIRS = L::ROW / 8; // of 8 dims in a row
+    ScalePair maps[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int token = 32 * warp + 8 * i + (VALUES ? 2 * (lane & 3) : lane >> 2);
+        u32 address = from + L::WORDS_AT + 4 * token, first = load_word(address), second = first;
+        if (VALUES) {
+            second = token + 1 < keys ? load_word(address + 4) : 0;
+            first = token < keys ? first : 0;
+        }
+        maps[i] = scale_pair<FACTOR, CODE_BITS>(first, second);
+    }
+    u32 eighth = 4 * warp + (lane >> 3), row_of_unit = (lane & 7) * 16;
+#pragma unroll 2
+    for (int row = 0; row < L::KEY_ROWS; row++) {
+        u32 units[4];
+        load_codes<VALUES>(units, from + (row * L::TOKEN_UNITS + eighth) * 128 + row_of_unit);
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            u32 out[4], dims = row * PAIRS + j;
+#pragma unroll
+            for (int i = 0; i < 4; i++) out[i] = value_pair<FACTOR, CODE_BITS>(units[i], j, maps[i]);
+            u32 unit = VALUES ? eighth * (HEAD_DIM / 8) + dims : dims * (BLOCK / 8) + eighth;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to + unit * 128 +
+                                                                                               row_of_unit),
+                         "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
+                         : "memory");
+        }
+    }
+}
+
+// Blocks of 8-bit floats: a row of 16 bytes, of one token or dimension, becomes two.
+template <typename L>
+__device__ __forceinline__ void widen_floats(const uint4 *rows, u8 *stage, int keys, int thread) {
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        const int LENGTH = part == 0 ? BLOCK : HEAD_DIM; // rows side by side
+        uint4 *out = (uint4 *)(stage + part * STAGE_PART);
+#pragma unroll 2
+        for (int row = thread; row < PART_BYTES / 16; row += 64) {
+            uint4 words = rows[part * (PART_BYTES / 16) + row], low, high;
+            widen(words.x, low.x, high.x);
+            widen(words.y, low.y, high.y);
+            widen(words.z, low.z, high.z);
+            widen(words.w, low.w, high.w);
+            int group = row / LENGTH;
+            if (part == 1 && 16 * group + 16 > keys) {
+                clear_from(low, keys - 16 * group);
+                clear_from(high, keys - 16 * group - 8);
+            }
+            out[row + group * LENGTH] = low;
+            out[row + (group + 1) * LENGTH] = high;
+        }
+    }
+}
+
+// A widening warp (of two): blocks of 8-bit floats or of codes become stages of the ring. Values from key `keys` on
+// were never written and become zeroes, as a weight of 0 would not stop a NaN.
 __device__ __forceinline__ void widen_blocks(Shared &shared, const u8 *arrivals, u8 *ring, int thread) {
     Cursor<ARRIVALS> from = {0, 0};
     Cursor<> to = {0, 1};
@@ -184,26 +246,14 @@ __device__ __forceinline__ void widen_blocks(Shared &shared, const u8 *arrivals,
         int keys = __shfl_sync(0xffffffffu, thread % 32 == 0 ? atomicOr(&shared.keys[from.stage], 0) : 0, 0);
         if (keys < 0) return;
         barrier_wait(shared.empty[to.stage], to.phase);
-        const uint4 *rows = (const uint4 *)(arrivals + from.stage * BLOCK_BYTES);
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            const int LENGTH = part == 0 ? BLOCK : HEAD_DIM; // rows side by side
-            uint4 *out = (uint4 *)(ring + to.stage * STAGE_BYTES + part * STAGE_PART);
-#pragma unroll 2
-            for (int row = thread; row < PART_BYTES / 16; row += 64) {
-                uint4 words = rows[part * (PART_BYTES / 16) + row], low, high;
-                widen(words.x, low.x, high.x);
-                widen(words.y, low.y, high.y);
-                widen(words.z, low.z, high.z);
-                widen(words.w, low.w, high.w);
-                int group = row / LENGTH;
-                if (part == 1 && 16 * group + 16 > keys) {
-                    clear_from(low, keys - 16 * group);
-                    clear_from(high, keys - 16 * group - 8);
-                }
-                out[row + group * LENGTH] = low;
-                out[row + (group + 1) * LENGTH] = high;
-            }
+        const u8 *block = arrivals + from.stage * BLOCK_BYTES;
+        u8 *stage = ring + to.stage * STAGE_BYTES;
+        if constexpr (CODE_BITS > 0) {
+            u32 codes = shared_address(block), out = shared_address(stage);
+            widen_codes<false, Layout>(codes, out, keys, thread / 32, thread % 32);
+            widen_codes<true, Layout>(codes + PART_BYTES, out + STAGE_PART, keys, thread / 32, thread % 32);
+        } else {
+            widen_floats<Layout>((const uint4 *)block, stage, keys, thread);
         }
         // Each lane for itself: that one lane may speak for its warp the racecheck does not see.
         barrier_arrive(shared.widened[from.stage]);
@@ -275,6 +325,7 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
                          : "memory");
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 4; i++) q[i] = Query<ACT, KV>::factor(q[i]);
+        if constexpr (CODE_BITS == 4) turn_operands<ACT, HEAD_DIM>(q);
         __syncwarp();
         if (lane == 0) barrier_arrive(shared.begun);
 

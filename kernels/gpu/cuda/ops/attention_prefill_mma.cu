@@ -3,16 +3,19 @@
 // memory one after the other, so that the next part loads while the present one is multiplied (Dao 2023, arXiv
 // 2307.08691).
 //
-// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (32, 64, 96, 128), GROUP (query
-// heads of a KV head, 1..16), BLOCK (32, 64, 128), SOFTCAP (1: scores are capped), MAX_SEQS (most sequences of a call).
+// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT, e4m3, code8 or code4), HEAD_DIM (32, 64, 96, 128),
+// GROUP (query heads of a KV head, 1..16), BLOCK (32, 64, 128), SOFTCAP (1: scores are capped), MAX_SEQS (most
+// sequences of a call).
 //
 // Launch: 128 threads; grid.x any number, best min(2 · multiprocessors, (T · GROUP / 64 + S) · num_kv_heads); dynamic
-// shared memory: 64 · (2 · HEAD_DIM + 16) + 2 · sizeof(KV) · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 16 bytes. Parameters,
-// rows, tiles and needs as attention_prefill.
+// shared memory: 64 · (2 · HEAD_DIM + 16) + a head's keys and values of a block as the cache has them + 12 · MAX_SEQS +
+// 16 bytes. Parameters, rows, tiles and needs as attention_prefill.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DSOFTCAP=0 -DMAX_SEQS=512
 // check: -DACT=f16 -DHEAD_DIM=96 -DGROUP=1 -DBLOCK=32 -DSOFTCAP=1 -DMAX_SEQS=64
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DSOFTCAP=0 -DMAX_SEQS=512
 // check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=32 -DGROUP=2 -DBLOCK=128 -DSOFTCAP=1 -DMAX_SEQS=64
+// check: -DACT=bf16 -DKV=code8 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DSOFTCAP=0 -DMAX_SEQS=512
+// check: -DACT=f16 -DKV=code4 -DHEAD_DIM=96 -DGROUP=2 -DBLOCK=32 -DSOFTCAP=1 -DMAX_SEQS=64
 #include "common.cuh"
 #include "mma.cuh"
 
@@ -81,6 +84,88 @@ __device__ __forceinline__ void multiply(float (&d)[4 * COLUMNS], const u32 (&a)
     }
 }
 
+// Scores of a block's keys as codes.
+template <typename L>
+__device__ __forceinline__ void multiply_coded_keys(float (&s)[BLOCK / 2], const u32 (&q)[HEAD_DIM / 4], u32 keys,
+                                                    const float (&query_sums)[2], int lane) {
+    constexpr int STEPS = L::ROW / 16; // of the product in a row
+    u32 at = keys + (lane >> 3) * 128 + (lane & 7) * 16;
+#pragma unroll
+    for (int row = 0; row < L::KEY_ROWS; row++)
+#pragma unroll
+        for (int c = 0; c < BLOCK / 8; c += 4) {
+            u32 units[4];
+            load_codes<false>(units, at + (row * L::TOKEN_UNITS + c) * 128);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int step = 0; step < STEPS && row * STEPS + step < HEAD_DIM / 16; step++) {
+                    const u32 *own = q + 4 * (row * STEPS + step);
+                    u32 left[4] = {own[0], own[1], own[2], own[3]},
+                        right[2] = {code_pair<FACTOR, CODE_BITS>(units[i], 2 * step),
+                                    code_pair<FACTOR, CODE_BITS>(units[i], 2 * step + 1)};
+                    mma_m16n8k16<FACTOR>(*reinterpret_cast<float(*)[4]>(&s[4 * (c + i)]), left, right);
+                }
+        }
+#pragma unroll
+    for (int c = 0; c < BLOCK / 8; c++) {
+        uint2 words = load_words(keys + L::WORDS_AT + (8 * c + 2 * (lane & 3)) * 4);
+        CodeMap first = code_map<CODE_BITS>(words.x), second = code_map<CODE_BITS>(words.y);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float *score = s + 4 * c + 2 * half;
+            score[0] = scaled_score<CODE_BITS>(score[0], first, query_sums[half]);
+            score[1] = scaled_score<CODE_BITS>(score[1], second, query_sums[half]);
+        }
+    }
+}
+
+// Adds a block's values as codes, weighted.
+template <typename L>
+__device__ __forceinline__ void multiply_coded_values(float (&o)[HEAD_DIM / 2], const u32 (&weights)[BLOCK / 4],
+                                                      u32 values, int lane) {
+    constexpr int PAIRS = L::ROW / 8; // of 8 dims in a row
+    u32 at = values + (lane >> 3) * 128 + (lane & 7) * 16;
+#pragma unroll
+    for (int eighth = 0; eighth < BLOCK / 8; eighth += 4) {
+        ScalePair maps[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint2 words = load_words(values + L::WORDS_AT + (8 * (eighth + i) + 2 * (lane & 3)) * 4);
+            maps[i] = scale_pair<FACTOR, CODE_BITS>(words.x, words.y);
+        }
+#pragma unroll
+        for (int row = 0; row < L::KEY_ROWS; row++) {
+            u32 units[4];
+            load_codes<true>(units, at + (row * L::TOKEN_UNITS + eighth) * 128);
+#pragma unroll
+            for (int j = 0; j < PAIRS && row * PAIRS + j < HEAD_DIM / 8; j++)
+#pragma unroll
+                for (int step = 0; step < 2; step++) {
+                    const u32 *own = weights + 4 * (eighth / 2 + step);
+                    u32 left[4] = {own[0], own[1], own[2], own[3]}, right[2];
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        right[i] = value_pair<FACTOR, CODE_BITS>(units[2 * step + i], j, maps[2 * step + i]);
+                    mma_m16n8k16<FACTOR>(*reinterpret_cast<float(*)[4]>(&o[4 * (row * PAIRS + j)]), left, right);
+                }
+        }
+    }
+}
+
+// The sums of the queries of a lane's rows, g and g + 8.
+__device__ __forceinline__ void sum_queries(float (&sums)[2], const u32 (&q)[HEAD_DIM / 4]) {
+    u32 one = pack2<FACTOR>(1.f, 1.f), ones[2] = {one, one};
+    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; k++) {
+        u32 left[4] = {q[4 * k], q[4 * k + 1], q[4 * k + 2], q[4 * k + 3]};
+        mma_m16n8k16<FACTOR>(sum, left, ones);
+    }
+    sums[0] = sum[0];
+    sums[1] = sum[2];
+}
+
 __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int table_row, u32 queries, u32 keys,
                                        int thread) {
     int warp = thread / 32, lane = thread & 31;
@@ -105,6 +190,11 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
                     queries + (16 * warp + (lane & 15)) * Q_PITCH + (lane >> 4) * 16 + k * 32);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 4; i++) q[i] = Query<ACT, KV>::factor(q[i]);
+    float query_sums[2] = {};
+    if constexpr (CODE_BITS == 4) {
+        turn_operands<ACT, HEAD_DIM>(q);
+        sum_queries(query_sums, q);
+    }
     int first_row = tile.first_row + 16 * warp, position[2];
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -122,10 +212,11 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
         float s[BLOCK / 2];
 #pragma unroll
         for (int i = 0; i < BLOCK / 2; i++) s[i] = 0.f;
-        multiply<BLOCK / 8, HEAD_DIM / 16>(s, q, keys, lane);
+        if constexpr (CODE_BITS > 0) multiply_coded_keys<Layout>(s, q, keys, query_sums, lane);
+        else multiply<BLOCK / 8, HEAD_DIM / 16>(s, q, keys, lane);
         loads_done();
         if (block == tile.last_block && last_keys(tile) < BLOCK) {
-            clear_values(values, block_data + PART_BYTES, last_keys(tile), thread, THREADS);
+            clear_values<Layout>(values, block_data + PART_BYTES, last_keys(tile), thread, THREADS);
             __syncthreads();
         }
         if (block > tile.first_block) {
@@ -138,7 +229,8 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
         weigh(s, weights, sum, rescale, offset, scale_log2);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= rescale[i / 2 % 2];
-        multiply<HEAD_DIM / 8, BLOCK / 16>(o, weights, values, lane);
+        if constexpr (CODE_BITS > 0) multiply_coded_values<Layout>(o, weights, values, lane);
+        else multiply<HEAD_DIM / 8, BLOCK / 16>(o, weights, values, lane);
         loads_done();
     }
     store(p, tile, o, maximum, sum, first_row, scale_log2, queries + 16 * warp * Q_PITCH, lane);
