@@ -11,7 +11,7 @@ mod tuning;
 
 use std::sync::Arc;
 
-use halyard_gpu::{Driver, GpuDevice, device_info, no_such_device};
+use halyard_gpu::{Driver, Facts, GpuDevice, KV_DTYPES_WITH_CODES, device_info, no_such_device};
 use halyard_platform_api::{Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::CudaDriver;
@@ -20,12 +20,20 @@ use crate::driver::CudaDriver;
 #[derive(Default)]
 pub struct CudaPlatform;
 
+/// The facts of a device.
+fn info(facts: &Facts) -> DeviceInfo {
+    DeviceInfo {
+        kv_dtypes: KV_DTYPES_WITH_CODES,
+        ..device_info(facts)
+    }
+}
+
 impl Platform for CudaPlatform {
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
         let usable = facts::usable_devices()?;
         usable
             .iter()
-            .map(|&ordinal| Ok(device_info(&facts::facts(ordinal)?)))
+            .map(|&ordinal| Ok(info(&facts::facts(ordinal)?)))
             .collect()
     }
 
@@ -38,7 +46,7 @@ impl Platform for CudaPlatform {
             return Err(no_such_device(index, "the driver", usable.len(), hint));
         };
         let driver = Arc::new(CudaDriver::open(ordinal, options)?);
-        let info = device_info(driver.facts());
+        let info = info(driver.facts());
         Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
     }
 }

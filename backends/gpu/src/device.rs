@@ -49,6 +49,10 @@ pub struct GpuDevice {
     info: DeviceInfo,
 }
 
+/// What a KV cache holds where kernels are CUDA C++: codes too, with a scale for each token and head.
+pub const KV_DTYPES_WITH_CODES: DTypeSet =
+    DTypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I8, DType::U4]);
+
 /// The facts of a device.
 pub fn device_info(facts: &Facts) -> DeviceInfo {
     let floats = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -329,8 +333,26 @@ impl GpuDevice {
         read(&self.inner.objects).group(number).cloned()
     }
 
+    /// Refuses a KV cache of a type that the device's kernels do not know.
+    fn known_kv(&self, kv: DType) -> Result<()> {
+        let known = self.info.kv_dtypes;
+        if known.contains(kv) {
+            return Ok(());
+        }
+        let names: Vec<String> = known.iter().map(|dtype| format!("{dtype:?}")).collect();
+        Err(Error::unsupported(format!(
+            "a KV cache in {kv:?}: this platform holds {}",
+            names.join(", ")
+        )))
+    }
+
     /// The kernel of an op, not prepared yet.
     fn kernel(&self, spec: &OpSpec) -> Result<Box<dyn Kernel>> {
+        match spec {
+            OpSpec::KvWrite(op) => self.known_kv(op.kv)?,
+            OpSpec::Attention(op) => self.known_kv(op.kv)?,
+            _ => {}
+        }
         match spec {
             OpSpec::Collective(op) => {
                 let kernel = CollectiveKernel::new(&self.group(op.communicator)?, op.of_communicator())?;
@@ -391,11 +413,13 @@ impl AttentionRegistry for GpuDevice {
 
     fn support(&self, spec: &Attention) -> Result<()> {
         known_backend(spec.backend)?;
+        self.known_kv(spec.kv)?;
         ops::attention_reasons(spec)
     }
 
     fn plan(&self, spec: &Attention) -> Result<AttentionPlan> {
         known_backend(spec.backend)?;
+        self.known_kv(spec.kv)?;
         ops::attention_plan(spec)
     }
 

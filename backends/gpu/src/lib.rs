@@ -27,7 +27,7 @@ mod upload;
 mod view;
 
 pub use cache::{cache_folder, write_whole};
-pub use device::{GpuDevice, device_info, no_such_device};
+pub use device::{GpuDevice, KV_DTYPES_WITH_CODES, device_info, no_such_device};
 pub use driver::{
     CollectiveCall, Driver, Facts, Group, KernelText, MAX_PEERS, PEER_CALLS_BYTES, Peers, Product, ProductCall,
     ProductSpec, short_of,

@@ -11,7 +11,7 @@ mod product;
 
 use std::sync::Arc;
 
-use halyard_gpu::{Driver, Facts, GpuDevice, device_info, no_such_device};
+use halyard_gpu::{Driver, Facts, GpuDevice, KV_DTYPES_WITH_CODES, device_info, no_such_device};
 use halyard_platform_api::{Capabilities, Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::HipDriver;
@@ -26,6 +26,7 @@ fn info(facts: &Facts) -> DeviceInfo {
         capabilities: Capabilities::RECORDING
             .with(Capabilities::CONCURRENT_QUEUES)
             .with(Capabilities::COMMUNICATOR),
+        kv_dtypes: KV_DTYPES_WITH_CODES,
         ..device_info(facts)
     }
 }

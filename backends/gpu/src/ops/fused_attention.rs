@@ -3,8 +3,9 @@
 //!
 //! One token a sequence, on matrix units: one launch, in which the decode kernel norms and rotates q and k itself, and
 //! stores the new keys and values. That leaves q and k as they were, so it needs a program that says that no later op
-//! reads them. Other calls take a launch that norms, rotates in place and stores, and then attention's own. Operands
-//! that are no neighbouring slices of one product run the region's ops one after another.
+//! reads them. Other calls, and all over a cache of codes, take a launch that norms, rotates in place and stores, and
+//! then attention's own. Operands that are no neighbouring slices of one product run the region's ops one after
+//! another.
 
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::{Attention, KvWrite, RmsNorm, Rope, RopeStyle};
@@ -225,7 +226,8 @@ impl Kernel for FusedAttention {
         defines.push(("NORM", u32::from(region.norms.is_some()).to_string()));
         self.rope_and_store = Some(cx.function(kernels::KV_WRITE, &borrowed(&defines), "rope_kv_write", 0)?);
         let rope = FusedRope::of(&region.rope, region.norms.is_some()).filter(|_| region.qk_is_internal);
-        self.decode = match Form::of(&region.attention).zip(rope) {
+        let form = Form::of(&region.attention).filter(Form::may_write);
+        self.decode = match form.zip(rope) {
             Some((form, rope)) => Decode::prepare(cx, &form.with_rope(rope))?,
             None => None,
         };

@@ -17,7 +17,18 @@ pub(crate) fn float_name(dtype: DType) -> Option<&'static str> {
 pub(super) fn kv_name(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F8E4M3 => Some("e4m3"),
+        DType::I8 => Some("code8"),
+        DType::U4 => Some("code4"),
         other => float_name(other),
+    }
+}
+
+/// Bits of a code of a KV cache that holds codes with a scale for each token and head; `None` for numbers.
+pub(crate) fn kv_code_bits(dtype: DType) -> Option<u32> {
+    match dtype {
+        DType::I8 => Some(8),
+        DType::U4 => Some(4),
+        _ => None,
     }
 }
 

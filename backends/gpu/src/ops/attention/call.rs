@@ -3,14 +3,25 @@
 use halyard_platform_api::{DType, Error, Result};
 
 use crate::encoding::Arg;
+use crate::ops::names::kv_code_bits;
 use crate::view::View;
 
-/// Bytes of a KV block of one layer (`KvLayout` of `kv.cuh`).
+/// Bytes of a KV block of one layer.
 pub(super) fn block_bytes(kv: DType, num_kv_heads: u32, head_dim: u32, block_size: u32) -> u64 {
+    u64::from(num_kv_heads) * head_bytes(kv, head_dim, block_size)
+}
+
+/// Bytes of one head's keys and values in a block (`KvLayout` of `kv.cuh` and `kv_codes.cuh`).
+pub(super) fn head_bytes(kv: DType, head_dim: u32, block_size: u32) -> u64 {
+    if let Some(bits) = kv_code_bits(kv) {
+        // Codes, and a word for each token.
+        let tokens = block_size.next_multiple_of(8);
+        return 2 * u64::from(tokens) * u64::from(head_dim.div_ceil(128 / bits) * 16 + 4);
+    }
     let row = 16 / kv.bytes() as u32;
     let key_units = head_dim.div_ceil(row) * block_size.div_ceil(8);
     let value_units = block_size.div_ceil(row) * head_dim.div_ceil(8);
-    u64::from(num_kv_heads) * u64::from(key_units + value_units) * 128
+    u64::from(key_units + value_units) * 128
 }
 
 /// The views of an attention call, by name.

@@ -5,11 +5,11 @@ use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::{Attention, Rope, RopeStyle};
 use halyard_platform_api::{DType, Error, Result};
 
-use super::call::{Call, heads_args, is_aligned};
+use super::call::{Call, head_bytes, heads_args, is_aligned};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
-use crate::ops::names::{borrowed, float_name, kv_name};
+use crate::ops::names::{borrowed, float_name, kv_code_bits, kv_name};
 use crate::view::View;
 
 /// Keys of a tile.
@@ -77,12 +77,13 @@ pub(in crate::ops) struct Form {
 }
 
 impl Form {
-    /// The form of a spec that the kernel takes: 16-bit activations over a cache of the same type or of E4M3; heads of
-    /// a multiple of 16 up to 256; at most 16 query heads a KV head; blocks of 16 to 128.
+    /// The form of a spec that the kernel takes: 16-bit activations over a cache of the same type, of E4M3 or of codes;
+    /// heads of a multiple of 16 up to 256; at most 16 query heads a KV head; blocks of 16 to 128, of codes to 64.
     pub(in crate::ops) fn of(spec: &Attention) -> Option<Form> {
         let group = spec.num_heads / spec.num_kv_heads.max(1);
+        let codes = kv_code_bits(spec.kv).is_some();
         let fits = matches!(spec.act, DType::F16 | DType::BF16)
-            && (spec.act == spec.kv || spec.kv == DType::F8E4M3)
+            && (spec.act == spec.kv || spec.kv == DType::F8E4M3 || codes && spec.block_size <= TILE)
             && spec.head_dim.is_multiple_of(16)
             && (16..=256).contains(&spec.head_dim)
             && (1..=16).contains(&group)
@@ -102,11 +103,24 @@ impl Form {
         })
     }
 
+    /// Whether the kernel has a fused form of it: it does not write codes.
+    pub(in crate::ops) fn may_write(&self) -> bool {
+        kv_code_bits(self.kv).is_none()
+    }
+
     /// The fused form.
     pub(in crate::ops) fn with_rope(self, rope: FusedRope) -> Form {
         Form {
             rope: Some(rope),
             ..self
+        }
+    }
+
+    /// Bytes of a buffer: the keys or values of a tile (`UNIT_BYTES` of the kernel).
+    fn unit_bytes(&self) -> u32 {
+        match kv_code_bits(self.kv) {
+            Some(_) => TILE / self.block_size * (head_bytes(self.kv, self.head_dim, self.block_size) / 2) as u32,
+            None => TILE * self.head_dim * self.kv.bytes() as u32,
         }
     }
 
@@ -125,7 +139,7 @@ impl Form {
 
     /// Dynamic shared memory without the sequences (`SHARED_BYTES` of the kernel).
     fn fixed_shared_bytes(&self, warps: u32, ring: u32) -> u32 {
-        let rings = warps * ring * TILE * self.head_dim * self.kv.bytes() as u32;
+        let rings = warps * ring * self.unit_bytes();
         let query_and_key = self.group.div_ceil(8) * self.head_dim * 16 + self.head_dim * 4;
         let sums = warps * self.group * (self.head_dim + 4) * 4 + 64 + warps * self.group * 8;
         let items = BUFFERS * (query_and_key + sums).next_multiple_of(128);
@@ -392,6 +406,8 @@ mod tests {
                     (16, 1024, DType::BF16),
                     (4, 512, DType::F8E4M3),
                     (16, 1024, DType::F8E4M3),
+                    (4, 512, DType::I8),
+                    (16, 1024, DType::U4),
                 ] {
                     let form = Form {
                         kv,

@@ -15,7 +15,7 @@ use super::reasons::{cache_reasons, joined};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
-use crate::ops::names::{borrowed, float_name, kv_name};
+use crate::ops::names::{borrowed, float_name, kv_code_bits, kv_name};
 use crate::view::View;
 
 /// Threads of a block.
@@ -53,6 +53,12 @@ pub(crate) fn plan(spec: &LatentAttention) -> Result<AttentionPlan> {
 fn row_reasons(backend: u32, act: DType, kv: DType, (latent, rope): (u32, u32), block_size: u32) -> Vec<String> {
     // The kernels for heads have a bound of their own.
     let mut reasons = cache_reasons(backend, act, kv, 1, block_size);
+    if kv_code_bits(kv).is_some() {
+        reasons.push(format!(
+            "a KV cache in {kv:?}: latents are held in F32, F16, BF16 or F8E4M3 (one scale for latent and rope part \
+             loses one of them)"
+        ));
+    }
     let width = latent.saturating_add(rope);
     if latent == 0 || rope == 0 || width > MAX_WIDTH {
         reasons.push(format!(

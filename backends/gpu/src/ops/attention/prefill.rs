@@ -5,12 +5,12 @@ use halyard_kernels_gpu::{self as kernels, Source};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Result};
 
-use super::call::{Call, is_aligned};
+use super::call::{Call, head_bytes, is_aligned};
 use super::decode::MAX_BLOCKS;
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
-use crate::ops::names::{float_name, kv_name};
+use crate::ops::names::{float_name, kv_code_bits, kv_name};
 use crate::view::View;
 
 /// Sequences with fewer query tokens are the decode kernel's.
@@ -36,21 +36,22 @@ impl Shape {
         let group = spec.num_heads / spec.num_kv_heads;
         let same = spec.act == spec.kv;
         let common = matches!(spec.act, DType::F16 | DType::BF16)
-            && (same || spec.kv == DType::F8E4M3)
+            && (same || spec.kv == DType::F8E4M3 || kv_code_bits(spec.kv).is_some())
             && group <= 16
             && spec.scale > 0.0;
         let of_sequences = 12 * max_seqs(spec);
-        let (dim, block, kv_bytes) = (spec.head_dim, spec.block_size, spec.kv.bytes() as u32);
+        let (dim, block) = (spec.head_dim, spec.block_size);
+        let of_head = head_bytes(spec.kv, dim, block) as u32;
         let hopper = || {
-            // A stage holds a head's keys and values of a block as the products take them: 4 · block · dim bytes. 8-bit
-            // ones arrive in two pieces of half that size and are widened into the stages.
+            // A stage holds a head's keys and values of a block as the products take them: 4 · block · dim bytes.
+            // Narrower ones arrive in two buffers as they are, and are widened into the stages.
             let (consumers, stages) = match (dim, same) {
                 (128, true) => (2, 4),
                 (128, false) => (2, 3),
                 (_, true) => (3, 6),
                 (_, false) => (3, 5),
             };
-            let arrivals = if same { 0 } else { 4 * block * dim };
+            let arrivals = if same { 0 } else { 2 * of_head };
             let rows = 64 * consumers;
             Shape {
                 source: kernels::ATTENTION_PREFILL,
@@ -68,7 +69,7 @@ impl Shape {
             rows: 64,
             stages: 1,
             threads: 128,
-            shared_bytes: 64 * (2 * dim + 16) + 2 * kv_bytes * block * dim + of_sequences + 16,
+            shared_bytes: 64 * (2 * dim + 16) + of_head + of_sequences + 16,
             per_sm: 2,
         };
         let fits = |shape: &Shape| shape.shared_bytes <= facts.max_shared_bytes;

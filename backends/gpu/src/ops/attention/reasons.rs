@@ -43,7 +43,7 @@ pub(super) fn cache_reasons(backend: u32, act: DType, kv: DType, head_dim: u32, 
     }
     if kv_name(kv).is_none() {
         reasons.push(format!(
-            "a KV cache in {kv:?}: this platform holds F32, F16, BF16 or F8E4M3"
+            "a KV cache in {kv:?}: this platform holds F32, F16, BF16, F8E4M3, or I8 or U4 with scales"
         ));
     }
     if head_dim == 0 || head_dim > MAX_HEAD_DIM {

@@ -1,6 +1,7 @@
 //! Specs, layout sizes and dispatch, without a device.
 
 use halyard_platform_api::DType;
+use halyard_platform_api::ops::LatentAttention;
 
 use super::*;
 
@@ -45,6 +46,57 @@ fn eight_bit_floats_take_half_the_memory() {
 }
 
 #[test]
+fn codes_take_a_byte_or_a_half_and_a_word_for_each_head_of_a_token() {
+    for (kv, bytes) in [(DType::I8, 68), (DType::U4, 36)] {
+        for block_size in [8, 16, 64, 128] {
+            let coded = Attention {
+                kv,
+                head_dim: 64,
+                block_size,
+                ..spec()
+            };
+            let tokens = u64::from(block_size);
+            assert_eq!(plan(&coded).unwrap().block_bytes, 2 * 8 * tokens * bytes, "{kv:?}");
+        }
+    }
+    // Rows of 16 bytes: 80 codes of 8 bits are 5 of them, of 4 bits 3.
+    assert_eq!(block_bytes(DType::I8, 1, 80, 8), 2 * 8 * 84);
+    assert_eq!(block_bytes(DType::U4, 1, 80, 8), 2 * 8 * 52);
+}
+
+#[test]
+fn latents_are_not_held_as_codes() {
+    for kv in [DType::I8, DType::U4] {
+        let latent = LatentAttention {
+            num_heads: 16,
+            latent_dim: 512,
+            rope_dim: 64,
+            scale: 0.1,
+            act: DType::BF16,
+            kv,
+            block_size: 64,
+            backend: 0,
+            max_seqs: 8,
+            max_tokens: 64,
+            max_query_len: 64,
+            max_kv_len: 1024,
+        };
+        let message = latent_reasons(&latent).unwrap_err().message;
+        assert!(
+            message.contains("latents are held in F32, F16, BF16 or F8E4M3"),
+            "{message}"
+        );
+        assert!(
+            latent_reasons(&LatentAttention {
+                kv: DType::BF16,
+                ..latent
+            })
+            .is_ok()
+        );
+    }
+}
+
+#[test]
 fn odd_sizes_round_units_up() {
     // 20 dims are 3 rows of 8; 24 tokens are 3 units of 8.
     assert_eq!(
@@ -78,12 +130,13 @@ fn all_reasons_are_listed() {
 }
 
 #[test]
-fn matrix_units_take_sixteen_bit_activations_over_the_same_or_eight_bit_floats() {
+fn matrix_units_take_sixteen_bit_activations_over_the_same_eight_bit_floats_or_codes() {
     let eight_bit = Attention {
         kv: DType::F8E4M3,
         ..spec()
     };
-    for taken in [spec(), eight_bit] {
+    let coded = [DType::I8, DType::U4].map(|kv| Attention { kv, ..spec() });
+    for taken in [spec(), eight_bit].into_iter().chain(coded) {
         assert!(decode::Form::of(&taken).is_some(), "{taken:?}");
     }
     for other in [
@@ -93,6 +146,12 @@ fn matrix_units_take_sixteen_bit_activations_over_the_same_or_eight_bit_floats()
         },
         Attention {
             kv: DType::F16,
+            ..spec()
+        },
+        // A block's words lie behind all its codes, and a tile has half of it.
+        Attention {
+            kv: DType::I8,
+            block_size: 128,
             ..spec()
         },
         Attention {
