@@ -51,7 +51,7 @@ pub enum Class {
         /// Type of the cache.
         kv: DType,
     },
-    /// The same over keys that were computed, and not just stored, before they were rounded to E4M3.
+    /// The same over keys that were computed, and not just stored, before they were rounded to 8 or 4 bits.
     AttentionOfRoundedKeys,
     /// A logarithm of a sum over the vocabulary.
     Logprob,

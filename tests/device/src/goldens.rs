@@ -58,6 +58,24 @@ pub const KV_INT4: Bounds = Bounds {
     logprob: 0.022,
     gap: 0.022,
 };
+/// I8 with activations in f16: HF's own f16 runs over such keys and values are up to 0.20 away (gemma3).
+pub const F16_KV_INT8: Bounds = Bounds {
+    logprob: 0.25,
+    gap: 0.2,
+};
+/// I8 with activations in bf16: errors of both kinds add up, and so do the bounds. HF's own bf16 runs are up to 0.33
+/// away (smollm2).
+pub const BF16_KV_INT8: Bounds = Bounds {
+    logprob: BF16.logprob + KV_INT8.logprob,
+    gap: BF16.gap + KV_INT8.gap,
+};
+/// U4 with activations in f16: HF's own f16 runs are up to 0.45 away (llama).
+pub const F16_KV_INT4: Bounds = Bounds { logprob: 0.6, gap: 0.4 };
+/// U4 with activations in bf16: HF's own bf16 runs are up to 1.20 away (llama).
+pub const BF16_KV_INT4: Bounds = Bounds { logprob: 1.5, gap: 1.0 };
+/// Not compared in half precision over U4: HF's own runs are 1.26 (f16) and 1.59 (bf16) away, as codes of 4 bits fall
+/// either way there, and a gap of 1.48 is turned on CUDA.
+pub const NOT_OVER_U4_IN_HALVES: &str = "gemma3";
 /// The golden files of [`KV_FP8_MODELS`] over keys and values in I8 and U4.
 pub const KV_INT8_GOLDENS: &str = "goldens-kv-int8.json";
 /// As [`KV_INT8_GOLDENS`].

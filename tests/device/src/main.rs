@@ -10,8 +10,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use halyard_device_check::goldens::{
-    self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS,
-    KV_SCALE_MODELS, NOT_IN_BF16, NOT_IN_F16,
+    self, BF16, BF16_KV_FP8, BF16_KV_INT4, BF16_KV_INT8, Bounds, F16, F16_KV_FP8, F16_KV_INT4, F16_KV_INT8, F32, Free,
+    KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS, KV_INT4, KV_INT4_GOLDENS, KV_INT8, KV_INT8_GOLDENS, KV_SCALE_MODELS,
+    NOT_IN_BF16, NOT_IN_F16, NOT_OVER_U4_IN_HALVES,
 };
 use halyard_device_check::{collectives, drafts, hidden_states, lora, recording, tensor_parallel};
 use halyard_engine::{EngineConfig, Llm};
@@ -142,9 +143,11 @@ fn run() -> Result<bool, String> {
         match check {
             Check::Conformance => conformance(&*platform, &options, &mut table)?,
             Check::Goldens => {
-                golden_models(&*platform, &options, &mut table)?;
+                if options.only_kv.is_empty() {
+                    golden_models(&*platform, &options, &mut table)?;
+                }
                 if options.only_models.is_empty() {
-                    golden_models_over_kv_in_fp8(&*platform, &options, &mut table)?;
+                    golden_models_over_narrow_kv(&*platform, &options, &mut table)?;
                 }
             }
             Check::Lora => adapters(&*platform, &options, &mut table)?,
@@ -301,32 +304,64 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
     Ok(())
 }
 
-/// Keys and values in 8 bits, under activations of every type.
-fn golden_models_over_kv_in_fp8(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
-    let kv = DType::F8E4M3;
+/// Types of keys and values narrower than any activations: their golden files, and what to hold activations of every
+/// type to.
+const NARROW_KV: [(DType, &str, [(DType, Bounds); 3]); 3] = [
+    (
+        DType::F8E4M3,
+        KV_FP8_GOLDENS,
+        [
+            (DType::F32, KV_FP8),
+            (DType::F16, F16_KV_FP8),
+            (DType::BF16, BF16_KV_FP8),
+        ],
+    ),
+    (
+        DType::I8,
+        KV_INT8_GOLDENS,
+        [
+            (DType::F32, KV_INT8),
+            (DType::F16, F16_KV_INT8),
+            (DType::BF16, BF16_KV_INT8),
+        ],
+    ),
+    (
+        DType::U4,
+        KV_INT4_GOLDENS,
+        [
+            (DType::F32, KV_INT4),
+            (DType::F16, F16_KV_INT4),
+            (DType::BF16, BF16_KV_INT4),
+        ],
+    ),
+];
+
+/// Keys and values in 8 and 4 bits, under activations of every type.
+fn golden_models_over_narrow_kv(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let info = open(platform)?.info().clone();
-    let types = [
-        (DType::F32, KV_FP8),
-        (DType::F16, F16_KV_FP8),
-        (DType::BF16, BF16_KV_FP8),
-    ];
-    let wanted = |dtype: &DType| options.only_dtype.is_none_or(|only| only == *dtype);
-    for (dtype, bounds) in types.into_iter().filter(|(dtype, _)| wanted(dtype)) {
-        if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(kv) {
-            table.skip(
-                &format!("goldens in {dtype:?}, kv {kv:?}"),
-                "the device does not compute in it or hold KV in 8 bits",
-            );
-            continue;
-        }
-        let scaled = KV_SCALE_MODELS.iter().filter(|_| dtype == DType::F32);
-        for model in KV_FP8_MODELS.iter().chain(scaled) {
-            let folder = options.fixtures.join(model);
-            let mut config = small(&folder);
-            (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(kv));
-            let name = format!("goldens {model} {dtype:?}, kv {kv:?}");
-            let golden = folder.join(KV_FP8_GOLDENS);
-            golden_model(platform, config, &golden, bounds, Free::Only(&[]), &name, table)?;
+    let wanted = |dtype: DType| options.only_dtype.is_none_or(|only| only == dtype);
+    let wanted_kv = |kv: DType| options.only_kv.is_empty() || options.only_kv.contains(&kv);
+    for (kv, golden, types) in NARROW_KV.into_iter().filter(|(kv, ..)| wanted_kv(*kv)) {
+        for (dtype, bounds) in types.into_iter().filter(|(dtype, _)| wanted(*dtype)) {
+            if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(kv) {
+                table.skip(
+                    &format!("goldens in {dtype:?}, kv {kv:?}"),
+                    "the device does not compute in it or hold such KV",
+                );
+                continue;
+            }
+            let scaled = KV_SCALE_MODELS
+                .iter()
+                .filter(|_| kv == DType::F8E4M3 && dtype == DType::F32);
+            let told = |model: &&&str| dtype == DType::F32 || kv != DType::U4 || **model != NOT_OVER_U4_IN_HALVES;
+            for model in KV_FP8_MODELS.iter().filter(told).chain(scaled) {
+                let folder = options.fixtures.join(model);
+                let mut config = small(&folder);
+                (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(kv));
+                let name = format!("goldens {model} {dtype:?}, kv {kv:?}");
+                let golden = folder.join(golden);
+                golden_model(platform, config, &golden, bounds, Free::Only(&[]), &name, table)?;
+            }
         }
     }
     Ok(())

@@ -62,6 +62,8 @@ pub struct Options {
     pub replays: u32,
     /// Only this type of the goldens and of LoRA.
     pub only_dtype: Option<DType>,
+    /// Only the goldens over keys and values of these types.
+    pub only_kv: Vec<DType>,
     /// Only these tiny models of the goldens, over a cache in the type of the activations.
     pub only_models: Vec<String>,
     /// Not these tiny models of the goldens: the platform says that it lacks an op of theirs.
@@ -71,8 +73,8 @@ pub struct Options {
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model \
     FILE.gguf] [--op NAME] [--variant PART|PART…|!PART]… [--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] \
-    [--golden MODEL]… [--except MODEL]… [conformance] [goldens] [lora] [recording] [drafts] [hidden-states] \
-    [replays] [collectives] [tensor-parallel]";
+    [--kv fp8|int8|int4]… [--golden MODEL]… [--except MODEL]… [conformance] [goldens] [lora] [recording] [drafts] \
+    [hidden-states] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Whether the goldens of a tiny model are wanted.
@@ -97,6 +99,7 @@ impl Options {
             jobs: 1,
             replays: 10_000,
             only_dtype: None,
+            only_kv: Vec::new(),
             only_models: Vec::new(),
             except_models: Vec::new(),
         };
@@ -114,6 +117,12 @@ impl Options {
                 "--fixtures" => options.fixtures = value.into(),
                 "--model" => options.model = Some(value.into()),
                 "--op" => options.only_op = Some(value),
+                "--kv" => options.only_kv.push(match value.as_str() {
+                    "fp8" => DType::F8E4M3,
+                    "int8" => DType::I8,
+                    "int4" => DType::U4,
+                    _ => return Err(format!("--kv {value}: fp8, int8 and int4 have goldens\n{USAGE}")),
+                }),
                 "--golden" => options.only_models.push(value),
                 "--except" => options.except_models.push(value),
                 "--variant" => options.only_variant.push(value),
@@ -164,6 +173,14 @@ mod tests {
         assert_eq!(options.checks.len(), ALL.len());
         assert_eq!(options.replays, 7);
         assert!(options.wants("a"));
+    }
+
+    #[test]
+    fn types_of_keys_and_values_have_flags_names() {
+        let options = parse("--platform x --kv int8 --kv int4 goldens").expect("right");
+        assert_eq!(options.only_kv, [DType::I8, DType::U4]);
+        let why = parse("--platform x --kv f32").expect_err("it has no goldens");
+        assert!(why.starts_with("--kv f32: fp8, int8 and int4"), "{why}");
     }
 
     #[test]

@@ -78,6 +78,8 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
         (DType::BF16, DType::BF16),
         (DType::F16, DType::F16),
         (DType::BF16, DType::F8E4M3),
+        (DType::BF16, DType::I8),
+        (DType::BF16, DType::U4),
     ] {
         if !device.info().kv_dtypes.contains(kv) {
             continue;
@@ -267,7 +269,7 @@ fn turned(form: &Form) -> Tolerance {
 /// and by half of that a result, beside the usual.
 fn attended(form: &Form, tokens: u32) -> Arg {
     let class = match form.kv {
-        DType::F8E4M3 => Class::AttentionOfRoundedKeys,
+        DType::F8E4M3 | DType::I8 | DType::U4 => Class::AttentionOfRoundedKeys,
         kv => Class::AttentionOver { kv },
     };
     let mut out = Arg::output(form.dtype, &[tokens, HEADS, HEAD_DIM], class);
