@@ -1043,6 +1043,9 @@ typedef struct halyard_finished_record {
     halyard_str lora_name; /**< Name of its LoRA adapter; empty: none. */
     halyard_str trace_parent; /**< The client's `traceparent` header (W3C Trace Context); empty: none. */
     halyard_str detail; /**< The stop string, or what an abort or error said; empty otherwise. */
+    double temperature; /**< The request's sampling temperature; 0: greedy. */
+    double top_p; /**< The request's `top_p`, above 0 to 1; 0: the host does not tell it, nor the temperature. */
+    halyard_str trace_state; /**< The client's `tracestate` header, which goes with `trace_parent`; empty: none. */
 } halyard_finished_record;
 #define halyard_finished_record_base_size 216u
 

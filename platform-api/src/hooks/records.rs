@@ -257,6 +257,13 @@ record! {
         pub trace_parent: Arc<str>,
         /// The stop string, or what an abort or error said; empty otherwise.
         pub detail: Arc<str>,
+    } appended {
+        /// The request's sampling temperature; 0: greedy.
+        pub temperature: f64,
+        /// The request's `top_p`, above 0 to 1; 0: the host does not tell it, nor the temperature.
+        pub top_p: f64,
+        /// The client's `tracestate` header, which goes with `trace_parent`; empty: none.
+        pub trace_state: Arc<str>,
     }
 }
 

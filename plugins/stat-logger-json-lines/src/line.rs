@@ -67,6 +67,7 @@ fn finished(r: &FinishedRecord) -> Value {
         "first_token_ns": r.first_token_ns, "inter_token_ns": r.inter_token_ns,
         "max_inter_token_ns": r.max_inter_token_ns, "total_ns": r.total_ns, "num_preemptions": r.num_preemptions,
         "priority": r.priority, "lora_id": r.lora_id, "lora_name": &*r.lora_name, "trace_parent": &*r.trace_parent,
+        "trace_state": &*r.trace_state, "temperature": r.temperature, "top_p": r.top_p,
     })
 }
 

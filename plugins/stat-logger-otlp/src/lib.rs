@@ -182,9 +182,12 @@ fn resource(config: &Config, start: &StartRecord) -> Resource {
         .build()
 }
 
-/// What kind of request it was, from its id: the only trace of the route in a record.
+/// What kind of request it was, from its id: the only trace of the route in a record. Conversations have several APIs.
 fn operation(request_id: &str) -> &'static str {
-    if request_id.starts_with("chatcmpl") {
+    if ["chatcmpl-", "msg_", "resp_"]
+        .iter()
+        .any(|prefix| request_id.starts_with(prefix))
+    {
         "chat"
     } else {
         "text_completion"

@@ -1,6 +1,7 @@
 //! A span for each finished request, and under it one for each phase: queue, prefill, decode. The client's
-//! `traceparent`, if it sent one, is the parent. Attributes are OpenTelemetry's `gen_ai.*`, and vLLM's
-//! `gen_ai.latency.*` for what those lack.
+//! `traceparent`, if it sent one, is the parent. Name and attributes are vLLM's (`SpanAttributes` of its
+//! vllm/tracing/utils.py, seconds), so that dashboards made for it go on. Beside them stand those of OpenTelemetry's
+//! semantic conventions for generative AI (1.37), which name some of the same things otherwise.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -23,6 +24,9 @@ use crate::config::Config;
 use crate::instruments::to_seconds;
 use crate::operation;
 use crate::outbox::{CountedSpans, Counts};
+
+/// The span of a request, as vLLM names it.
+const REQUEST_SPAN: &str = "llm_request";
 
 /// Makes and sends spans.
 pub struct Spans {
@@ -80,7 +84,7 @@ impl Spans {
         if !self.counts.admit(spans, self.max_queued) {
             return;
         }
-        let parent = self.parent(&finished.trace_parent);
+        let parent = self.parent(finished);
         let model = if finished.lora_name.is_empty() {
             &self.model
         } else {
@@ -88,7 +92,7 @@ impl Spans {
         };
         let operation = operation(&finished.request_id);
         let start = instant(finished.arrival_unix_ns);
-        let builder = SpanBuilder::from_name(format!("{operation} {model}"))
+        let builder = SpanBuilder::from_name(REQUEST_SPAN)
             .with_kind(SpanKind::Server)
             .with_start_time(start)
             .with_attributes(attributes(finished, operation, model));
@@ -113,9 +117,16 @@ impl Spans {
         span.end_with_timestamp(start + Duration::from_nanos(finished.total_ns));
     }
 
-    /// The client's context; an empty one without or with a malformed header.
-    fn parent(&self, trace_parent: &str) -> Context {
-        let carrier = HashMap::from([("traceparent".to_string(), trace_parent.to_string())]);
+    /// The client's context; an empty one without or with a malformed `traceparent`.
+    fn parent(&self, finished: &FinishedRecord) -> Context {
+        let headers = [
+            ("traceparent", &finished.trace_parent),
+            ("tracestate", &finished.trace_state),
+        ];
+        let carrier: HashMap<String, String> = headers
+            .into_iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect();
         self.propagator.extract_with_context(&Context::new(), &carrier)
     }
 }
@@ -146,10 +157,10 @@ fn phases(finished: &FinishedRecord) -> Vec<Phase> {
 }
 
 fn attributes(finished: &FinishedRecord, operation: &'static str, model: &Arc<str>) -> Vec<KeyValue> {
-    let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    let mut all = vllm_attributes(finished);
     let reason = FINISH_REASONS.get(finished.reason as usize).copied();
     let reason: StringValue = reason.unwrap_or("other").into();
-    let mut all = vec![
+    all.extend([
         KeyValue::new("gen_ai.operation.name", operation),
         KeyValue::new("gen_ai.provider.name", "halyard"),
         KeyValue::new("gen_ai.request.model", model.clone()),
@@ -163,11 +174,31 @@ fn attributes(finished: &FinishedRecord, operation: &'static str, model: &Arc<st
         KeyValue::new("gen_ai.usage.cache_read.input_tokens", whole(finished.cached_tokens)),
         KeyValue::new("gen_ai.usage.output_tokens", whole(finished.generation_tokens)),
         KeyValue::new("gen_ai.request.choice.count", i64::from(finished.num_samples)),
+        KeyValue::new("halyard.preemptions", i64::from(finished.num_preemptions)),
+    ]);
+    if finished.num_samples > 1 {
+        // The samples of a request have a span each, with the same request id.
+        all.push(KeyValue::new("halyard.sample.index", i64::from(finished.sample_index)));
+    }
+    all
+}
+
+/// What vLLM's span of a request has. It leaves out a temperature of 0, which is said here.
+fn vllm_attributes(finished: &FinishedRecord) -> Vec<KeyValue> {
+    let mut all = vec![
+        KeyValue::new("gen_ai.request.id", finished.request_id.clone()),
+        KeyValue::new("gen_ai.request.n", i64::from(finished.num_samples)),
+        KeyValue::new("gen_ai.usage.prompt_tokens", whole(finished.prompt_tokens)),
+        KeyValue::new("gen_ai.usage.completion_tokens", whole(finished.generation_tokens)),
         KeyValue::new("gen_ai.latency.time_in_queue", to_seconds(finished.queue_ns)),
         KeyValue::new("gen_ai.latency.time_in_model_prefill", to_seconds(finished.prefill_ns)),
         KeyValue::new("gen_ai.latency.time_in_model_decode", to_seconds(finished.decode_ns)),
+        // From the first admission to the last token.
+        KeyValue::new(
+            "gen_ai.latency.time_in_model_inference",
+            to_seconds(finished.prefill_ns.saturating_add(finished.decode_ns)),
+        ),
         KeyValue::new("gen_ai.latency.e2e", to_seconds(finished.total_ns)),
-        KeyValue::new("halyard.preemptions", i64::from(finished.num_preemptions)),
     ];
     if finished.first_token_ns != 0 {
         let seconds = to_seconds(finished.first_token_ns);
@@ -176,7 +207,17 @@ fn attributes(finished: &FinishedRecord, operation: &'static str, model: &Arc<st
     if finished.max_tokens != 0 {
         all.push(KeyValue::new("gen_ai.request.max_tokens", whole(finished.max_tokens)));
     }
+    // 0: a host that does not tell them.
+    if finished.top_p != 0.0 {
+        all.push(KeyValue::new("gen_ai.request.temperature", finished.temperature));
+        all.push(KeyValue::new("gen_ai.request.top_p", finished.top_p));
+    }
     all
+}
+
+/// A count as attributes hold it.
+fn whole(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 fn instant(unix_ns: u64) -> SystemTime {

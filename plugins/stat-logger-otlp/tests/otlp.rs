@@ -57,6 +57,9 @@ fn a_finished_request_is_a_span_with_its_phases() {
     }));
     let traced = FinishedRecord {
         trace_parent: "00-0123456789abcdef0123456789abcdef-00f067aa0ba902b7-01".into(),
+        trace_state: "vendor=a7,other=1".into(),
+        temperature: 0.7,
+        top_p: 0.9,
         ..finished()
     };
     let never_admitted = FinishedRecord {
@@ -97,8 +100,9 @@ fn a_finished_request_is_a_span_with_its_phases() {
     assert_eq!(spans.len(), 6, "{spans:?}");
     let chat = spans
         .iter()
-        .find(|span| span.name == "chat tiny")
+        .find(|span| span.name == "llm_request" && span.status.as_ref().is_none_or(|status| status.code == 0))
         .expect("the first request");
+    assert_eq!(chat.trace_state, "vendor=a7,other=1");
     assert_eq!(
         chat.trace_id,
         0x0123_4567_89ab_cdef_0123_4567_89ab_cdef_u128.to_be_bytes()
@@ -118,13 +122,25 @@ fn a_finished_request_is_a_span_with_its_phases() {
         ("gen_ai.usage.input_tokens", "40"),
         ("gen_ai.usage.cache_read.input_tokens", "16"),
         ("gen_ai.usage.output_tokens", "9"),
+        ("gen_ai.request.choice.count", "1"),
+        // vLLM's names.
+        ("gen_ai.request.id", "chatcmpl-1"),
+        ("gen_ai.request.n", "1"),
+        ("gen_ai.request.temperature", "0.7"),
+        ("gen_ai.request.top_p", "0.9"),
         ("gen_ai.request.max_tokens", "9"),
+        ("gen_ai.usage.prompt_tokens", "40"),
+        ("gen_ai.usage.completion_tokens", "9"),
         ("gen_ai.latency.time_in_queue", "0.1"),
         ("gen_ai.latency.time_to_first_token", "0.3"),
+        ("gen_ai.latency.time_in_model_prefill", "0.2"),
+        ("gen_ai.latency.time_in_model_decode", "0.6"),
+        ("gen_ai.latency.time_in_model_inference", "0.8"),
         ("gen_ai.latency.e2e", "0.9"),
     ] {
         assert_eq!(of.get(key).map(String::as_str), Some(value), "{key}");
     }
+    assert!(!of.contains_key("halyard.sample.index"), "there is one");
     assert!(of["gen_ai.response.finish_reasons"].contains("\"length\""), "{of:?}");
     let phase = |name: &str| {
         let mine = |span: &&Span| span.name == name && span.parent_span_id == chat.span_id;
@@ -141,8 +157,23 @@ fn a_finished_request_is_a_span_with_its_phases() {
 
     let failed = spans
         .iter()
-        .find(|span| span.name == "text_completion poet")
+        .find(|span| span.name == "llm_request" && span.span_id != chat.span_id)
         .expect("the second");
+    let of = attributes(&failed.attributes);
+    assert_eq!(
+        (
+            of["gen_ai.operation.name"].as_str(),
+            of["gen_ai.response.model"].as_str()
+        ),
+        ("text_completion", "poet")
+    );
+    for key in [
+        "gen_ai.request.temperature",
+        "gen_ai.request.max_tokens",
+        "gen_ai.latency.time_to_first_token",
+    ] {
+        assert_eq!(of.get(key), None, "the record does not say it");
+    }
     let status = failed.status.clone().expect("a status");
     assert_eq!((status.code, status.message.as_str()), (2, "the device is gone"));
     assert!(failed.parent_span_id.is_empty());

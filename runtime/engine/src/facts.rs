@@ -5,14 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::params::Request;
+
 /// Facts of a request that its samples share.
 #[derive(Debug)]
 pub(crate) struct RequestFacts {
     pub id: Arc<str>,
     pub trace_parent: Arc<str>,
+    pub trace_state: Arc<str>,
     pub priority: i32,
     pub num_samples: u32,
     pub max_tokens: u64,
+    pub temperature: f64,
+    pub top_p: f64,
     pub arrival_unix_ns: u64,
     pub num_open: AtomicU32,
     pub max_sample_tokens: AtomicU64,
@@ -20,24 +25,27 @@ pub(crate) struct RequestFacts {
 
 impl RequestFacts {
     /// Of a request that arrives now.
-    pub(crate) fn new(
-        id: &str,
-        trace_parent: Option<&str>,
-        priority: i32,
-        n: u32,
-        max_tokens: Option<u32>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(request: &Request) -> Arc<Self> {
+        let params = &request.params;
         Arc::new(RequestFacts {
-            id: id.into(),
-            trace_parent: trace_parent.unwrap_or_default().into(),
-            priority,
-            num_samples: n,
-            max_tokens: u64::from(max_tokens.unwrap_or(0)),
+            id: request.id.as_str().into(),
+            trace_parent: request.trace_parent.as_deref().unwrap_or_default().into(),
+            trace_state: request.trace_state.as_deref().unwrap_or_default().into(),
+            priority: request.priority,
+            num_samples: params.n,
+            max_tokens: u64::from(params.max_tokens.unwrap_or(0)),
+            temperature: as_written(params.temperature),
+            top_p: as_written(params.top_p),
             arrival_unix_ns: unix_ns(),
-            num_open: AtomicU32::new(n),
+            num_open: AtomicU32::new(params.n),
             max_sample_tokens: AtomicU64::new(0),
         })
     }
+}
+
+/// The number whose shortest decimal is that of `value`: 0.7 stays 0.7, and is not 0.699999988.
+fn as_written(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 /// Facts of a sequence.
@@ -79,4 +87,17 @@ pub(crate) fn unix_ns() -> u64 {
 /// Whole nanoseconds, as far as they fit.
 pub(crate) fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::as_written;
+
+    #[test]
+    fn a_parameter_is_told_as_it_was_written() {
+        for text in ["0", "1", "2", "0.7", "0.95", "0.1", "0.00001", "0.123456"] {
+            let read: f32 = text.parse().expect("a number");
+            assert_eq!(as_written(read), text.parse::<f64>().expect("a number"), "{text}");
+        }
+    }
 }

@@ -278,14 +278,7 @@ impl EngineHandle {
                 retry_after_s: 1,
             })?;
         let (events, receiver) = unbounded_channel();
-        let trace_parent = request.trace_parent.as_deref();
-        let facts = RequestFacts::new(
-            &request.id,
-            trace_parent,
-            request.priority,
-            n,
-            request.params.max_tokens,
-        );
+        let facts = RequestFacts::new(&request);
         let params = Arc::new(request.params);
         let prompt: Arc<[u32]> = request.prompt.into();
         let first = f.next_id.fetch_add(u64::from(n), Ordering::Relaxed);

@@ -281,6 +281,8 @@ pub struct Request {
     pub cache_salt: Option<String>,
     /// The client's `traceparent` header, for records.
     pub trace_parent: Option<String>,
+    /// The client's `tracestate` header, for records; it means nothing without `trace_parent`.
+    pub trace_state: Option<String>,
     /// Name of a LoRA adapter; `None`: the model as it is.
     pub lora: Option<String>,
     /// Says after each token which may come next; `None`: as [`SamplingParams::structured_outputs`] says.
@@ -300,6 +302,7 @@ impl Request {
             priority: 0,
             cache_salt: None,
             trace_parent: None,
+            trace_state: None,
             lora: None,
             guide: None,
             hidden_state: false,

@@ -233,6 +233,9 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
             .as_ref()
             .map_or_else(Arc::default, |adapter| adapter.name.as_str().into()),
         trace_parent: request.trace_parent.clone(),
+        trace_state: request.trace_state.clone(),
+        temperature: request.temperature,
+        top_p: request.top_p,
         detail: match reason {
             FinishReason::Abort(words)
             | FinishReason::Error(words)

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Request as HttpRequest};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use halyard_engine::Request;
 use halyard_request_hooks::IoRun;
@@ -78,7 +79,7 @@ async fn read_and_answer(
     api: &'static Api,
     ticket: Option<Arc<Ticket>>,
 ) -> Result<Response, ApiError> {
-    let trace_parent = trace_parent(&http);
+    let trace = TraceContext::of(http.headers());
     let key = http.extensions().get::<KeyDigest>().copied();
     let (body, lane, request_id) = read(&state, http).await?;
     let store = state.responses.clone().filter(|_| api.is_stored);
@@ -112,7 +113,8 @@ async fn read_and_answer(
             request.lora = state.adapter(&model);
             request.priority = scheduling.priority;
             request.cache_salt.clone_from(&scheduling.cache_salt);
-            request.trace_parent.clone_from(&trace_parent);
+            request.trace_parent.clone_from(&trace.parent);
+            request.trace_state.clone_from(&trace.state);
             request
         });
         Ok(Job {
@@ -163,11 +165,31 @@ fn check_length(conversation: Option<&Conversation>, limit: usize) -> Result<(),
     Err(ApiError::field("previous_response_id", message))
 }
 
-/// The request's `traceparent` header (W3C Trace Context), for stat records. A value over 128 bytes is invalid and is
-/// ignored.
-fn trace_parent(request: &HttpRequest) -> Option<String> {
-    let value = request.headers().get("traceparent")?.to_str().ok()?;
-    (value.len() <= 128).then(|| value.to_owned())
+/// The request's place in a trace of its client (W3C Trace Context), for stat records.
+#[derive(Debug, Default, PartialEq)]
+struct TraceContext {
+    parent: Option<String>,
+    state: Option<String>,
+}
+
+impl TraceContext {
+    /// A longer `traceparent` is invalid.
+    const MAX_PARENT_BYTES: usize = 128;
+    /// The standard's bound of what must be handed on.
+    const MAX_STATE_BYTES: usize = 512;
+
+    /// What the headers say. A header that is too long, or no text, is ignored, as the standard wants it.
+    fn of(headers: &HeaderMap) -> TraceContext {
+        let bounded = |text: String, most| Some(text).filter(|text| !text.is_empty() && text.len() <= most);
+        let parent = headers.get("traceparent").and_then(|value| value.to_str().ok());
+        // Proxies may add a line of their own: together they are one list.
+        let lines = headers.get_all("tracestate").iter().map(HeaderValue::to_str);
+        let state = lines.collect::<Result<Vec<_>, _>>().unwrap_or_default().join(",");
+        TraceContext {
+            parent: parent.and_then(|text| bounded(text.to_owned(), Self::MAX_PARENT_BYTES)),
+            state: bounded(state, Self::MAX_STATE_BYTES),
+        }
+    }
 }
 
 /// The body after the IO processors, and the processors for its answer.
@@ -252,7 +274,40 @@ async fn answer(
 
 #[cfg(test)]
 mod tests {
-    use super::beginning;
+    use super::{TraceContext, beginning};
+    use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+    #[test]
+    fn a_trace_is_taken_from_headers_of_text_and_of_bounded_length() {
+        let of = |lines: &[(&'static str, &[u8])]| {
+            let pair = |&(name, value): &(&'static str, &[u8])| {
+                let value = HeaderValue::from_bytes(value).expect("a header's bytes");
+                (HeaderName::from_static(name), value)
+            };
+            TraceContext::of(&lines.iter().map(pair).collect::<HeaderMap>())
+        };
+        let parent = "00-0123456789abcdef0123456789abcdef-00f067aa0ba902b7-01";
+        assert_eq!(of(&[]), TraceContext::default());
+        let proxied = of(&[
+            ("traceparent", parent.as_bytes()),
+            ("tracestate", b"a=1,b=2"),
+            ("tracestate", b"c=3"),
+        ]);
+        assert_eq!(proxied.parent.as_deref(), Some(parent));
+        assert_eq!(proxied.state.as_deref(), Some("a=1,b=2,c=3"));
+        for (bytes, is_taken) in [(128, true), (129, false)] {
+            assert_eq!(of(&[("traceparent", &vec![b'0'; bytes])]).parent.is_some(), is_taken);
+        }
+        for (bytes, is_taken) in [(512, true), (513, false)] {
+            assert_eq!(of(&[("tracestate", &vec![b'0'; bytes])]).state.is_some(), is_taken);
+        }
+        let garbage = of(&[
+            ("traceparent", b"\xff"),
+            ("tracestate", b"a=1"),
+            ("tracestate", b"\xff"),
+        ]);
+        assert_eq!(garbage, TraceContext::default());
+    }
 
     #[test]
     fn the_log_shows_whole_characters() {
