@@ -7,12 +7,28 @@ use std::time::Duration;
 use halyard_platform_api::{Error, Result};
 use serde::Deserialize;
 
+use crate::grpc;
+
+/// How data goes to the collector.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+pub enum Protocol {
+    /// Protobuf bodies over HTTP.
+    #[default]
+    #[serde(rename = "http/protobuf")]
+    Http,
+    /// gRPC, with TLS for `https://` and without it for `http://`.
+    #[serde(rename = "grpc")]
+    Grpc,
+}
+
 /// The configuration's keys.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The collector, `http://` or `https://`; `/v1/metrics` and `/v1/traces` are appended.
+    /// The collector, `http://` or `https://`. Over HTTP `/v1/metrics` and `/v1/traces` are appended; gRPC has no path.
     pub endpoint: String,
+    /// How it is spoken to.
+    pub protocol: Protocol,
     /// A PEM file with the certificates to trust in the place of the system's; for `https://` only.
     pub ca_file: Option<PathBuf>,
     /// Sent with each request, such as a collector's key.
@@ -38,7 +54,9 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Config {
         Config {
-            endpoint: "http://localhost:4318".to_string(),
+            // The protocol's, see `parse`.
+            endpoint: String::new(),
+            protocol: Protocol::Http,
             ca_file: None,
             headers: HashMap::new(),
             service_name: "halyard".to_string(),
@@ -53,6 +71,20 @@ impl Default for Config {
     }
 }
 
+impl Protocol {
+    /// Where a collector of this machine listens by OpenTelemetry's convention.
+    fn default_endpoint(self) -> &'static str {
+        match self {
+            Protocol::Http => "http://localhost:4318",
+            Protocol::Grpc => "http://localhost:4317",
+        }
+    }
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| Error::invalid(format!("configuration {text}: {error}")))
+}
+
 /// The refusal of a key's value.
 pub fn refused(key: &str, reason: impl std::fmt::Display) -> Error {
     Error::invalid(format!("configuration key `{key}`: {reason}"))
@@ -64,13 +96,28 @@ impl Config {
     /// # Errors
     /// `InvalidArgument` with the key.
     pub fn parse(text: &str) -> Result<Config> {
-        let config: Config =
-            serde_json::from_str(text).map_err(|error| Error::invalid(format!("configuration {text}: {error}")))?;
+        let given: serde_json::Map<String, serde_json::Value> = parsed(text)?;
+        let mut config: Config = parsed(text)?;
+        if !given.contains_key("endpoint") {
+            config.endpoint = config.protocol.default_endpoint().to_string();
+        }
         let endpoint = config.endpoint.as_str();
         if !endpoint.starts_with("http://") && !config.is_encrypted() {
             return Err(refused(
                 "endpoint",
                 format_args!("{endpoint:?} must begin with http:// or https://"),
+            ));
+        }
+        let path = endpoint.split_once("://").and_then(|(_, rest)| rest.split_once('/'));
+        if let (Protocol::Grpc, Some((_, path))) = (config.protocol, path)
+            && !path.is_empty()
+        {
+            return Err(refused(
+                "endpoint",
+                format_args!(
+                    "{endpoint:?} has the path /{path}, and gRPC has none: leave it out, or set `protocol` to \
+                     \"http/protobuf\""
+                ),
             ));
         }
         if let (Some(file), false) = (&config.ca_file, config.is_encrypted()) {
@@ -111,6 +158,10 @@ impl Config {
 
     /// Where `signal` is sent to.
     pub fn url(&self, signal: &str) -> String {
-        format!("{}/v1/{signal}", self.endpoint.trim_end_matches('/'))
+        let base = self.endpoint.trim_end_matches('/');
+        match self.protocol {
+            Protocol::Http => format!("{base}/v1/{signal}"),
+            Protocol::Grpc => format!("{base}{}", grpc::path(signal)),
+        }
     }
 }

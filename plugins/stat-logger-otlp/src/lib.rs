@@ -1,15 +1,16 @@
-//! A stat logger that sends metrics and traces to an OpenTelemetry collector, as OTLP over HTTP with protobuf bodies.
+//! A stat logger that sends metrics and traces to an OpenTelemetry collector, as OTLP over HTTP or gRPC.
 //!
 //! Records become measurements ([`instruments`]) and, for each finished request, a span with its phases ([`spans`]).
 //! Both leave on threads of the OpenTelemetry SDK: a collector that is slow or down holds up neither a call of this
 //! logger nor the server. What it costs is counted ([`outbox`]) and shown on the server's metrics route. Metrics are
 //! totals, so none is lost while the collector is away; spans are kept up to `max_queued_spans`.
 //!
-//! HTTP and not gRPC: the exporter shares its HTTP client with the server's own crates, where gRPC would bring a second
-//! stack (tonic). The way there ([`transport`]) may be TLS; a collector whose certificate is not trusted is an error of
-//! this logger, so that it is quarantined and named.
+//! The exporter shares its HTTP client with the server's own crates, and gRPC goes through it too ([`grpc`]): tonic
+//! would bring a second stack. The way there ([`transport`]) may be TLS. A collector whose certificate is not trusted
+//! is an error of this logger, so that it is quarantined and named.
 
 mod config;
+mod grpc;
 mod instruments;
 mod outbox;
 mod spans;
@@ -34,7 +35,7 @@ use transport::Transport;
 halyard_platform_api::export_stat_logger! {
     name: "otlp",
     version: env!("CARGO_PKG_VERSION"),
-    about: "metrics and traces to an OpenTelemetry collector, by OTLP over HTTP",
+    about: "metrics and traces to an OpenTelemetry collector, by OTLP over HTTP or gRPC",
     factory: OtlpFactory,
 }
 

@@ -1,6 +1,7 @@
-//! The connection to the collector, for metrics and spans alike: one HTTP client with the certificates that it trusts,
-//! and one deadline for a whole request. A failure keeps its whole text, which the SDK would drop. Temporary failures
-//! are distinguished from TLS failures, which the operator must repair.
+//! The connection to the collector, for metrics and spans alike, over HTTP or gRPC: one HTTP client with the
+//! certificates that it trusts, a thread that sends, and one deadline for a whole request. A failure keeps its whole
+//! text, which the SDK would drop. Temporary failures are distinguished from TLS failures, which the operator must
+//! repair.
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;
@@ -10,18 +11,34 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use halyard_platform_api::{Error, Result, Status};
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
-use reqwest::Certificate;
-use reqwest::blocking::Client;
 use reqwest::redirect::Policy;
+use reqwest::{Certificate, Client};
+use tokio::runtime::{Builder, Runtime};
 
-use crate::config::{Config, refused};
+use crate::config::{Config, Protocol, refused};
+use crate::grpc;
 use crate::outbox::Counts;
 
 /// Sends requests to the collector and remembers how the last one failed. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Transport {
     client: Client,
+    protocol: Protocol,
+    thread: Arc<Thread>,
     counts: Arc<Counts>,
+}
+
+/// The thread that sends: the SDK's own threads wait for it and drive nothing.
+#[derive(Debug)]
+struct Thread(Option<Runtime>);
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // The last user may be a task of another runtime, which may not block.
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// How a request failed.
@@ -49,13 +66,16 @@ impl Transport {
             // Without TLS the system's certificates are not needed, and need not be there.
             builder = builder.tls_certs_only(certificates.unwrap_or_default());
         }
-        // A blocking client has a runtime of its own, which cannot be made on a thread of another one.
-        let made = std::thread::Builder::new()
-            .name("otlp-client".to_string())
-            .spawn(move || builder.build())
-            .map_err(|error| Error::new(Status::Unavailable, format!("no thread for the HTTP client: {error}")))?
-            .join();
-        let made = made.map_err(|_| Error::new(Status::Internal, "making the HTTP client panicked"))?;
+        if config.protocol == Protocol::Grpc {
+            builder = builder.http2_prior_knowledge();
+        }
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("otlp-client")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::new(Status::Unavailable, format!("no thread for the HTTP client: {error}")))?;
+        let made = builder.build();
         let client = made.map_err(|error| {
             let words = chain(&error);
             match &config.ca_file {
@@ -66,7 +86,12 @@ impl Transport {
                 ),
             }
         })?;
-        Ok(Transport { client, counts })
+        Ok(Transport {
+            client,
+            protocol: config.protocol,
+            thread: Arc::new(Thread(Some(runtime))),
+            counts,
+        })
     }
 }
 
@@ -84,7 +109,17 @@ fn read_certificates(file: &std::path::Path) -> Result<Vec<Certificate>> {
 #[async_trait]
 impl HttpClient for Transport {
     async fn send_bytes(&self, request: Request<Bytes>) -> std::result::Result<Response<Bytes>, HttpError> {
-        let sent = self.client.send_bytes(request).await;
+        let (client, protocol) = (self.client.clone(), self.protocol);
+        let sending = async move {
+            match protocol {
+                Protocol::Http => client.send_bytes(request).await,
+                Protocol::Grpc => grpc::call(&client, request).await,
+            }
+        };
+        let sent = match &self.thread.0 {
+            Some(runtime) => runtime.spawn(sending).await.unwrap_or_else(|ended| Err(ended.into())),
+            None => Err("the thread that sends has ended".into()),
+        };
         self.counts.reached(sent.as_ref().err().map(|error| Failure {
             words: chain(&**error),
             is_tls: is_tls(&**error),

@@ -367,7 +367,14 @@ fn wrong_configurations_are_refused_by_key() {
     );
     refused(r#"{"endpoint": "http://a b"}"#, "http://a b");
     refused(r#"{"interval_ms": 0}"#, "`interval_ms`: 0 is not 1 to 3600000");
+    refused(r#"{"protocol": "http/json"}"#, "unknown variant `http/json`");
+    refused(
+        r#"{"protocol": "grpc", "endpoint": "http://collector:4317/v1/traces"}"#,
+        "the path /v1/traces, and gRPC has none",
+    );
     refused(r#"{"sample_ratio": 1.5}"#, "`sample_ratio`: 1.5");
     refused(r#"{"max_queued_spans": 99999999}"#, "`max_queued_spans`");
-    factory.create("{}").map(|_| ()).expect("everything has a default");
+    for config in ["{}", r#"{"protocol": "grpc"}"#] {
+        factory.create(config).map(|_| ()).expect("everything has a default");
+    }
 }

@@ -5,68 +5,21 @@ mod support;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use halyard_hooks::{HubConfig, Isolation, SinkSource, SinkSpec, SinkState};
 use halyard_platform_api::Status;
-use halyard_platform_api::hooks::{StatLogger, StatRecord};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use halyard_platform_api::hooks::StatRecord;
 use rustls::ServerConfig;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::json;
 
+use support::authority::{Authority, in_file, serving};
 use support::{
-    Arrived, DEADLINE, arrived, counter, factory, finished, give, listen, logger, offer, settled, start, tls_collector,
+    Arrived, DEADLINE, arrived, counter, factory, finished, give, listen, logger, refusal, settled, start,
+    tls_collector,
 };
-
-/// An authority of our own, and its certificate as a file.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    file: PathBuf,
-}
-
-impl Authority {
-    fn new(name: &str) -> Authority {
-        let mut params = CertificateParams::new(Vec::new()).expect("no names");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        let key = KeyPair::generate().expect("a key");
-        let issuer = CertifiedIssuer::self_signed(params, key).expect("a certificate");
-        let file = in_file(name, &issuer.pem());
-        Authority { issuer, file }
-    }
-
-    /// A server with a certificate for `host`; `expired`: of long ago.
-    fn server(&self, host: &str, expired: bool) -> Arc<ServerConfig> {
-        let mut params = CertificateParams::new(vec![host.to_owned()]).expect("a name");
-        if expired {
-            params.not_after = date_time_ymd(2001, 1, 1);
-        }
-        let key = KeyPair::generate().expect("a key");
-        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        serving(certificate.der().clone(), &key)
-    }
-}
-
-fn serving(certificate: CertificateDer<'static>, key: &KeyPair) -> Arc<ServerConfig> {
-    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("the provider's")
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key);
-    Arc::new(config.expect("a pair"))
-}
-
-fn in_file(name: &str, text: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.pem"));
-    std::fs::write(&path, text).expect("written");
-    path
-}
 
 fn listening(config: Arc<ServerConfig>) -> (Receiver<Arrived>, String) {
     tls_collector(Arc::new(Mutex::new(config)))
@@ -74,19 +27,6 @@ fn listening(config: Arc<ServerConfig>) -> (Receiver<Arrived>, String) {
 
 fn request() -> StatRecord {
     StatRecord::Finished(finished())
-}
-
-/// Gives records until the logger answers an error; its words.
-fn refusal(logger: &mut dyn StatLogger) -> String {
-    let started = Instant::now();
-    loop {
-        if let Err(error) = offer(logger, &[request()]) {
-            assert_eq!(error.status, Status::Unavailable, "{error}");
-            return error.message;
-        }
-        assert!(started.elapsed() < DEADLINE, "the error was not reported");
-        std::thread::yield_now();
-    }
 }
 
 #[test]

@@ -10,17 +10,22 @@ use crate::error::ServerError;
 /// The stat logger that sends spans.
 const LOGGER: &str = "otlp";
 const FLAG: &str = "--otlp-traces-endpoint";
-/// What the plugin appends to its endpoint.
-const PATH: &str = "/v1/traces";
+/// What the plugin appends to its endpoint over HTTP.
+const PATH: &str = "v1/traces";
+/// Protocols as OpenTelemetry and the plugin name them.
+const GRPC: &str = "grpc";
+const HTTP: &str = "http/protobuf";
 
 /// Where traces go.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Statistics")]
 pub struct TraceArgs {
-    /// Send a span of each request, with spans of its queue, prefill and decode, to this OTLP collector, over HTTP with
-    /// protobuf: http://HOST:4318/v1/traces (the path may be left out). Without it OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
-    /// or OTEL_EXPORTER_OTLP_ENDPOINT say where. OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE and _TIMEOUT,
-    /// OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER count too. --stat-logger otlp has more settings
+    /// Send a span of each request, with spans of its queue, prefill and decode, to this OTLP collector: over gRPC
+    /// (http://HOST:4317, grpc://HOST:4317, https:// for TLS), or over HTTP where the address has a path or port 4318
+    /// (http://HOST:4318/v1/traces). OTEL_EXPORTER_OTLP_TRACES_PROTOCOL (grpc, http/protobuf) decides otherwise.
+    /// Without the flag OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT say where.
+    /// OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE and _TIMEOUT, OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER count too.
+    /// --stat-logger otlp has more settings
     #[arg(long, value_name = "URL", env = "HALYARD_OTLP_TRACES_ENDPOINT")]
     otlp_traces_endpoint: Option<String>,
 }
@@ -41,15 +46,19 @@ impl TraceArgs {
         let is_named = named
             .iter()
             .any(|text| text.parse::<ChosenHook>().is_ok_and(|hook| hook.name == LOGGER));
-        let config =
-            |endpoint: &str| Some(configuration(endpoint, &variable).map(|config| format!("{LOGGER}={config}")));
+        let logger = |endpoint: &str, name: &str| {
+            let config = configuration(endpoint, &variable)?;
+            let (to, protocol) = (&config["endpoint"], &config["protocol"]);
+            tracing::info!("traces are sent to {to} over {protocol}, as {name} says");
+            Ok(format!("{LOGGER}={config}"))
+        };
         let refused = |message: String| ServerError::Option { option: FLAG, message };
         if let Some(endpoint) = &self.otlp_traces_endpoint {
             if is_named {
                 let message = "--stat-logger otlp is given too; give its endpoint there, or leave it out";
                 return Err(refused(message.to_owned()));
             }
-            return config(endpoint).transpose().map_err(refused);
+            return logger(endpoint, FLAG).map(Some).map_err(refused);
         }
         let endpoints = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
         let Some((name, endpoint)) = endpoints.iter().find_map(|&name| Some((name, variable(name)?))) else {
@@ -58,16 +67,9 @@ impl TraceArgs {
         if is_named || is_off(&variable) {
             return Ok(None);
         }
-        match config(&endpoint).transpose() {
-            Ok(logger) => {
-                tracing::info!("traces are sent to {endpoint}, as {name} says");
-                Ok(logger)
-            }
-            Err(message) => {
-                tracing::warn!("no traces are sent, although {name} is set: {message}");
-                Ok(None)
-            }
-        }
+        Ok(logger(&endpoint, name)
+            .inspect_err(|message| tracing::warn!("no traces are sent, although {name} is set: {message}"))
+            .ok())
     }
 }
 
@@ -84,12 +86,11 @@ fn configuration(endpoint: &str, variable: &impl Fn(&str) -> Option<String>) -> 
         let names = ["TRACES_", ""].map(|signal| format!("OTEL_EXPORTER_OTLP_{signal}{suffix}"));
         names.into_iter().find_map(|name| Some((variable(&name)?, name)))
     };
-    if let Some((protocol, name)) = exporter("PROTOCOL")
-        && protocol.trim() != "http/protobuf"
-    {
-        return Err(format!("{name} is {protocol}; spans are sent as http/protobuf only"));
-    }
-    let endpoint = base(endpoint)?;
+    let protocol = exporter("PROTOCOL");
+    let named = protocol
+        .as_ref()
+        .map(|(protocol, name)| (protocol.trim(), name.as_str()));
+    let (endpoint, protocol) = target(endpoint, named)?;
     let mut config = Map::new();
     if let Some((file, _)) = exporter("CERTIFICATE").filter(|_| endpoint.starts_with("https://")) {
         config.insert("ca_file".to_owned(), file.into());
@@ -115,24 +116,56 @@ fn configuration(endpoint: &str, variable: &impl Fn(&str) -> Option<String>) -> 
         config.insert("sample_ratio".to_owned(), json!(ratio));
     }
     config.insert("endpoint".to_owned(), endpoint.into());
+    config.insert("protocol".to_owned(), protocol.into());
     config.insert("metrics".to_owned(), false.into());
     Ok(config.into())
 }
 
-/// A collector's URL without the path of traces.
-fn base(endpoint: &str) -> Result<&str, String> {
+/// The address of a collector as the plugin takes it, and the protocol: the one that a variable names, else the one
+/// that the address is for, else gRPC, as in vLLM. `named`: the variable's value and name.
+fn target(endpoint: &str, named: Option<(&str, &str)>) -> Result<(String, &'static str), String> {
     let endpoint = endpoint.trim();
-    if !["http://", "https://"]
-        .iter()
-        .any(|scheme| endpoint.starts_with(scheme))
-    {
+    // vLLM takes HOST:PORT too.
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("http", endpoint));
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let path = path.trim_matches('/');
+    let port = authority
+        .rsplit_once(':')
+        .and_then(|(_, port)| port.parse::<u16>().ok());
+    let is_address = endpoint.contains("://") || port.is_some();
+    if !is_address || authority.is_empty() || !["http", "https", "grpc"].contains(&scheme) {
         return Err(format!(
-            "{endpoint} is no http:// or https:// address; spans are sent over HTTP, not gRPC: a collector takes them \
-             at http://HOST:4318"
+            "{endpoint} is no address of a collector: write http://HOST:4317 for gRPC, http://HOST:4318/v1/traces for \
+             HTTP, https:// for TLS"
         ));
     }
-    let base = endpoint.trim_end_matches('/');
-    Ok(base.strip_suffix(PATH).unwrap_or(base))
+    let protocol = match named {
+        Some((GRPC, _)) => GRPC,
+        Some((HTTP, name)) if scheme == "grpc" => {
+            return Err(format!(
+                "{endpoint} is an address for gRPC and {name} is {HTTP}: give one of the other kind"
+            ));
+        }
+        Some((HTTP, _)) => HTTP,
+        Some((other, name)) => return Err(format!("{name} is {other}; {GRPC} and {HTTP} are spoken")),
+        None if scheme == "grpc" || port == Some(4317) => GRPC,
+        None if port == Some(4318) || !path.is_empty() => HTTP,
+        None => GRPC,
+    };
+    if protocol == HTTP {
+        let base = format!("{scheme}://{authority}/{path}");
+        let base = base.strip_suffix(PATH).unwrap_or(&base).trim_end_matches('/');
+        return Ok((base.to_owned(), protocol));
+    }
+    // A path of HTTP's is passed over, as vLLM does.
+    if !path.is_empty() && path != PATH {
+        return Err(format!(
+            "{endpoint} has a path, and gRPC has none: leave it out, or set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL to \
+             {HTTP}"
+        ));
+    }
+    let scheme = if scheme == "https" { "https" } else { "http" };
+    Ok((format!("{scheme}://{authority}"), protocol))
 }
 
 /// The share of requests that a sampler takes where the client sent no trace.
@@ -201,7 +234,9 @@ mod tests {
     #[test]
     fn an_endpoint_is_a_logger_of_spans_alone() {
         assert_eq!(made(None, &[], &[]), Ok(None));
-        let plain = Ok(Some(json!({"endpoint": HOST, "metrics": false})));
+        let plain = Ok(Some(
+            json!({"endpoint": HOST, "protocol": "http/protobuf", "metrics": false}),
+        ));
         for url in [
             HOST,
             "http://collector:4318/",
@@ -212,7 +247,44 @@ mod tests {
             assert_eq!(made(None, &["json-lines"], &[(TRACES, url)]), plain, "{url}");
         }
         let under = made(Some("https://x/otel/v1/traces"), &[], &[]);
-        assert_eq!(under, Ok(Some(json!({"endpoint": "https://x/otel", "metrics": false}))));
+        let expected = json!({"endpoint": "https://x/otel", "protocol": "http/protobuf", "metrics": false});
+        assert_eq!(under, Ok(Some(expected)));
+    }
+
+    #[test]
+    fn the_protocol_is_the_variables_or_the_addresses_or_grpc() {
+        let (http, grpc) = (Some("http/protobuf"), Some("grpc"));
+        for (url, named, endpoint, protocol) in [
+            ("http://c:4317", None, "http://c:4317", grpc),
+            ("http://c:4317/v1/traces", None, "http://c:4317", grpc),
+            ("grpc://c:4317", None, "http://c:4317", grpc),
+            ("grpc://c:9/", None, "http://c:9", grpc),
+            ("c:4317", None, "http://c:4317", grpc),
+            ("[::1]:4317", None, "http://[::1]:4317", grpc),
+            ("https://c", None, "https://c", grpc),
+            ("http://c:9", None, "http://c:9", grpc),
+            ("c:4318", None, "http://c:4318", http),
+            ("http://c:9/v1/traces", None, "http://c:9", http),
+            ("https://c/otlp", None, "https://c/otlp", http),
+            ("http://c:4318/v1/traces", grpc, "http://c:4318", grpc),
+            ("http://c:4317", http, "http://c:4317", http),
+        ] {
+            for variable in ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"] {
+                let variables: Vec<_> = named.map(|named| (variable, named)).into_iter().collect();
+                let made = made(Some(url), &[], &variables).expect(url).expect("a logger");
+                assert_eq!(
+                    (&made["endpoint"], made["protocol"].as_str()),
+                    (&json!(endpoint), protocol),
+                    "{url}"
+                );
+            }
+        }
+        let both = [
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
+        ];
+        let made = made(Some("http://c:9"), &[], &both).expect("taken").expect("a logger");
+        assert_eq!(made["protocol"], "http/protobuf", "what concerns traces goes first");
     }
 
     #[test]
@@ -245,8 +317,8 @@ mod tests {
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
         ];
         let expected = json!({
-            "endpoint": "https://x", "metrics": false, "ca_file": "/ca.pem", "timeout_ms": 1500,
-            "service_name": "chat", "sample_ratio": 0.25,
+            "endpoint": "https://x", "protocol": "http/protobuf", "metrics": false, "ca_file": "/ca.pem",
+            "timeout_ms": 1500, "service_name": "chat", "sample_ratio": 0.25,
             "headers": {"Authorization": "Basic eDp5", "x-team": "b=c"},
         });
         assert_eq!(made(Some("https://x"), &[], &variables), Ok(Some(expected)));
@@ -270,9 +342,12 @@ mod tests {
     fn what_cannot_be_followed_stops_a_flag_and_not_variables_alone() {
         let protocol = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL";
         for (url, variables, named) in [
-            ("grpc://collector:4317", &[][..], "4318"),
-            ("collector:4318", &[], "http://"),
-            (HOST, &[(protocol, "grpc")], protocol),
+            ("collector", &[][..], "http://HOST:4317"),
+            ("ftp://collector:4317", &[], "ftp://collector:4317"),
+            ("http://", &[], "no address"),
+            ("https://x/otel", &[(protocol, "grpc")], "gRPC has none"),
+            ("grpc://collector:4317", &[(protocol, "http/protobuf")], protocol),
+            (HOST, &[(protocol, "http/json")], "http/json; grpc and http/protobuf"),
             (
                 HOST,
                 &[("OTEL_EXPORTER_OTLP_HEADERS", "secret")],

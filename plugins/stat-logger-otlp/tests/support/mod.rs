@@ -1,6 +1,8 @@
 //! A small collector that keeps what arrives, with or without TLS, and records to send there.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod authority;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use halyard_platform_api::Status;
 use halyard_platform_api::hooks::{Batch, FinishedRecord, StartRecord, StatLogger, StatLoggerFactory, StatRecord};
 use halyard_plugin_host::Plugin;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -124,6 +127,19 @@ pub fn offer(logger: &mut dyn StatLogger, records: &[StatRecord]) -> halyard_pla
 /// Gives `records`, which must be taken.
 pub fn give(logger: &mut dyn StatLogger, records: &[StatRecord]) {
     offer(logger, records).expect("taken");
+}
+
+/// Gives records until the logger answers an error; its words.
+pub fn refusal(logger: &mut dyn StatLogger) -> String {
+    let started = Instant::now();
+    loop {
+        if let Err(error) = offer(logger, &[StatRecord::Finished(finished())]) {
+            assert_eq!(error.status, Status::Unavailable, "{error}");
+            return error.message;
+        }
+        assert!(started.elapsed() < DEADLINE, "the error was not reported");
+        std::thread::yield_now();
+    }
 }
 
 /// The first record of each logger.
