@@ -121,7 +121,7 @@ pub fn halyard(args: &[&str]) -> Command {
     let mut command = Command::new(binary());
     let inherited = std::env::vars_os().map(|(name, _)| name);
     for name in inherited.filter(|name| {
-        ["HALYARD_", "HF_"]
+        ["HALYARD_", "HF_", "OTEL_"]
             .iter()
             .any(|start| name.to_string_lossy().starts_with(start))
     }) {
