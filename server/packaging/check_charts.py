@@ -29,7 +29,11 @@ ALL = {
     "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "32Gi"}},
     "nodeSelector": {"gpu": "yes"},
     "args": ["--max-model-len=8K"],
+    "drainSeconds": 20,
+    "shutdownSeconds": 120,
 }
+# What a pod needs beyond draining and its answers' time: stopping threads, giving devices back.
+END_SECONDS = 30
 GOOD = {"the defaults": {}, "three replicas": {"replicas": 3}, "all of it": ALL}
 REFUSED = {
     "needs gpu.count": {"platform": "cuda"},
@@ -54,6 +58,21 @@ def check(name, found):
     return {one["kind"]: one for one in found}
 
 
+def check_end(name, pod):
+    """A pod that is to go stays open while endpoints list it, and is killed after nothing that it was promised; its
+    seconds of draining."""
+    seconds = {}
+    for flag in ("drain-delay", "shutdown-timeout"):
+        found = [re.fullmatch(f"--{flag}=([0-9]+)", arg) for arg in pod["containers"][0]["args"]]
+        seconds[flag] = [int(match.group(1)) for match in found if match]
+        assert len(seconds[flag]) == 1, f"{name}: not one --{flag}"
+    [drain], [shutdown] = seconds.values()
+    grace = pod["terminationGracePeriodSeconds"]
+    assert drain >= 10, f"{name}: --drain-delay is {drain}: the port closes while endpoints still list the pod"
+    assert grace == drain + shutdown + END_SECONDS, f"{name}: terminationGracePeriodSeconds is {grace}"
+    return drain
+
+
 def main():
     """Runs the checks."""
     report = chart.lint(str(CHART), strict=True)
@@ -64,6 +83,8 @@ def main():
     for name, values in GOOD.items():
         rendered = loaded.render(values=values, name="demo")
         kinds = check(name, objects(text for path, text in rendered.items() if path.endswith(".yaml")))
+        drain = check_end(name, kinds["Deployment"]["spec"]["template"]["spec"])
+        assert drain == values.get("drainSeconds", 10), f"{name}: --drain-delay is {drain}"
     container = kinds["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 2}, container["resources"]
     assert {"--tensor-parallel-size=2", "--model=org/repo", "--max-model-len=8K"} <= set(container["args"])
@@ -84,6 +105,7 @@ def main():
     example = objects([(HERE / "kubernetes" / "leaderworkerset.yaml").read_text()])
     check("kubernetes/leaderworkerset.yaml", example)
     pod = example[0]["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    check_end("kubernetes/leaderworkerset.yaml", pod["spec"])
     kubernetes_validate.validate(
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod["spec"]}, KUBERNETES, strict=True
     )
