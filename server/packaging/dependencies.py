@@ -17,8 +17,15 @@ from collections import defaultdict
 NAMES = re.compile(r"(?i)^(licen[cs]e|copying|copyright|notice|unlicense)([-_.][^/]*)?$")
 # Below a crate's folder: sources in C and C++ that it brings have licences of their own.
 DEPTH = 4
-# What a crate without a text of its own stands under, where its expression leaves a choice: the first that it names.
-PREFERRED = ["Apache-2.0", "MIT", "BSD-3-Clause", "Zlib", "ISC"]
+# What a crate without a text of its own is taken under, the first of these that its expression offers, and words by
+# which the licence's whole text is known.
+PREFERRED = {
+    "Apache-2.0": ["terms and conditions for use, reproduction, and distribution", "end of terms and conditions"],
+    "MIT": ["permission is hereby granted, free of charge, to any person", "this permission notice shall be included"],
+    "BSD-3-Clause": ["redistributions in binary form", "neither the name", "this software is provided by"],
+    "Zlib": ["this software is provided 'as-is'", "altered source versions must be plainly marked"],
+    "ISC": ["permission to use, copy, modify, and", "the software is provided \"as is\" and the author"],
+}
 
 
 def cargo_metadata(machine: str) -> dict:
@@ -55,6 +62,21 @@ def linked(metadata: dict, roots: list[str]) -> tuple[list[dict], dict[str, list
     return ordered, uses
 
 
+def taken_under(package: dict, texts: list[str]) -> str:
+    """The licence under which a crate without a text is taken; ends where its text is not among those that are there."""
+    named = f"{package['name']} {package['version']} ships no licence text and is under {package['license']}"
+    if not package["license"] or " AND " in package["license"]:
+        sys.exit(f"{named}: of several at once none can be chosen; add their texts to the packages")
+    offered = re.split(r" OR |/", package["license"].replace(" / ", "/"))
+    choice = next((name for name in PREFERRED if name in offered), None)
+    if choice is None:
+        sys.exit(f"{named}: none of {', '.join(PREFERRED)}; add its words to PREFERRED, or its text to the packages")
+    plain = (re.sub(r"\s+", " ", text).lower() for text in texts)
+    if not any(all(word in text for word in PREFERRED[choice]) for text in plain):
+        sys.exit(f"{named}: no other crate brings the text of {choice}; add it to the packages")
+    return choice
+
+
 def licences(packages: list[dict]) -> str:
     """Every licence text once, with its crates."""
     crates_of: dict[str, list[str]] = defaultdict(list)
@@ -86,7 +108,7 @@ def licences(packages: list[dict]) -> str:
     if without:
         lines += ["", "=" * 120, "", "These crates ship no file with their licence; their manifests name it:", ""]
         for p in without:
-            choice = next((name for name in PREFERRED if name in (p["license"] or "")), p["license"])
+            choice = taken_under(p, list(texts.values()))
             lines += [f"  {p['name']} {p['version']}, by {', '.join(p['authors']) or 'its authors'}: {p['license']}"]
             lines += [f"    taken under {choice}; its text is among those above; source: {p['repository']}"]
     return "\n".join(lines) + "\n"
