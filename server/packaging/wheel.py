@@ -20,6 +20,8 @@ except ImportError:  # before Python 3.11; pip brings one
 
 LIMIT_MB = 60
 PYTHON_TAG = "cp310-abi3"
+# Programs of the other packages: Python's users write no platforms.
+NOT_HERE = ["halyard-conformance"]
 LICENCES = ["LICENSE", "THIRD-PARTY-LICENSES"]
 
 
@@ -51,7 +53,7 @@ def main() -> None:
         python = sources / "python" / "halyard"
         shutil.copytree(python, root / "halyard", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         shutil.copy(library, root / "halyard" / "_halyard.abi3.so")
-        shutil.copytree(stage / "bin", data / "scripts")
+        shutil.copytree(stage / "bin", data / "scripts", ignore=shutil.ignore_patterns(*NOT_HERE))
         shutil.copytree(stage / "lib", data / "data" / "lib")
         shutil.copytree(stage / "share" / "man", data / "data" / "share" / "man")
         (info / "METADATA").write_text(metadata(project, version, sources))

@@ -74,7 +74,7 @@ pub struct LibraryArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub library: LibraryArgs,
-    /// The library to compare with; without it libhalyard_reference.so beside this program
+    /// The library to compare with; without it libhalyard_reference.so beside this program, or in ../lib/halyard
     #[arg(long, value_name = "FILE")]
     pub oracle: Option<PathBuf>,
     /// Only rows whose op and variant hold this text; may be repeated, all must be there. A|B: one of them; !A: not it

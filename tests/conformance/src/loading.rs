@@ -94,14 +94,29 @@ pub fn ranks(args: &CheckArgs) -> Result<Vec<Arc<dyn Device>>, String> {
     (0..ranks).map(open).collect()
 }
 
+/// The reference's library, beside this program as cargo builds it or in `../lib/halyard` as packages have it.
+fn reference() -> Result<PathBuf, String> {
+    const NAME: &str = "libhalyard_reference.so";
+    let program = std::env::current_exe().and_then(|path| path.canonicalize());
+    let program = program.map_err(|e| e.to_string())?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let packaged = folder.parent().map(|prefix| prefix.join("lib/halyard").join(NAME));
+    let places: Vec<PathBuf> = [folder.join(NAME)].into_iter().chain(packaged).collect();
+    match places.iter().find(|place| place.is_file()) {
+        Some(found) => Ok(found.clone()),
+        None => {
+            let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+            let places = places.join(", nor ");
+            Err(format!("the oracle: there is no {places} (--oracle names its library)"))
+        }
+    }
+}
+
 /// The device to compare with.
 pub fn oracle(args: &CheckArgs) -> Result<Arc<dyn Device>, String> {
     let file = match &args.oracle {
         Some(file) => file.clone(),
-        None => {
-            let program = std::env::current_exe().map_err(|e| e.to_string())?;
-            program.with_file_name("libhalyard_reference.so")
-        }
+        None => reference()?,
     };
     let (platform, ..) = platform(&file).map_err(|e| format!("the oracle: {e} (--oracle names its library)"))?;
     platform.open(0).map_err(|e| format!("the oracle: {e}"))

@@ -9,6 +9,7 @@ use halyard_e2e::{TestFolder, binary, build_with_binary};
 /// What ships besides the server, as packages of the workspace.
 const SHIPPED: &[&str] = &[
     "halyard-hub",
+    "halyard-conformance",
     "halyard-python",
     "halyard-backend-cpu",
     "halyard-backend-cuda",
