@@ -59,7 +59,7 @@ template <int BITS> __device__ __forceinline__ float code_at(const u8 *row, u32 
     return BITS == 8 ? (float)(i8)piece : (float)(piece & 15u);
 }
 
-// --- The Hadamard turn of keys and queries of 4 bits ------------------------------------------------------------------
+// --- The Hadamard turn of keys and queries of 4 bits ---
 
 // Values that are turned together: the largest power of two that divides a head.
 template <int D> constexpr u32 turn_run = (u32)(D & -D);
@@ -87,7 +87,7 @@ template <int D> __device__ __forceinline__ void turn_shared(float *x) {
     __syncwarp();
 }
 
-// --- Writing ----------------------------------------------------------------------------------------------------------
+// --- Writing ---
 
 // The word of a head whose values lie between `least` and `most`, both finite.
 template <int BITS> __device__ __forceinline__ u32 code_word(float least, float most) {
