@@ -101,11 +101,16 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (48, 256, 160, false, true, 0),
     ];
     let batches = batches.iter().filter(|_| format == WeightFormat::F8E4M3);
+    // Matrices that fill a device, in tiles that are not whole and a depth that cannot be shared out evenly.
+    let large = [(40, 1096, 2480, true, true, 8), (64, 1088, 2464, false, false, 0)];
+    let large = large
+        .iter()
+        .filter(|_| format == WeightFormat::BF16 && act == DType::BF16);
     // More blocks than a row has threads, for products in blocks; exact sums of so many terms err by their order.
     const LONG: u32 = 1280;
     let long = [(1, LONG, 9, false, false, 0), (2, LONG, 5, false, false, 0)];
     let long = long.iter().filter(|_| format.block_values() > 1);
-    for &(tokens, k, n, bias, residual, gap) in shapes.iter().chain(long).chain(batches) {
+    for &(tokens, k, n, bias, residual, gap) in shapes.iter().chain(long).chain(batches).chain(large) {
         let name = format!("{tokens} x {k} -> {n}, bias {bias}, residual {residual}, gap {gap}");
         let random = &mut Random::of(seed, &format!("linear {variant} {name}"));
         let spec = Linear {

@@ -16,43 +16,62 @@ use crate::execute::{Failure, collect, compare, execute, operands, place_all, su
 use crate::random::Random;
 use crate::tolerance::Class;
 
-const TOKENS: u32 = 5;
-const WIDTH: u32 = 64;
-const INNER: u32 = 96;
+/// Tokens, width and inner width of a block.
+#[derive(Clone, Copy)]
+struct Extents {
+    tokens: u32,
+    width: u32,
+    inner: u32,
+}
+
+const SMALL: Extents = Extents {
+    tokens: 5,
+    width: 64,
+    inner: 96,
+};
+/// A batch over matrices that fill a device, in tiles that are not whole and a depth that cannot be shared out evenly.
+const LARGE: Extents = Extents {
+    tokens: 40,
+    width: 1096,
+    inner: 1240,
+};
 
 pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
-    for (format, act, private) in [
-        (WeightFormat::F32, DType::F32, false),
-        (WeightFormat::Q4_0, DType::F32, false),
+    for (format, act, private, extents) in [
+        (WeightFormat::F32, DType::F32, false, SMALL),
+        (WeightFormat::Q4_0, DType::F32, false, SMALL),
         // What lies between may stay unwritten: a backend then has most to gain, and to get wrong.
-        (WeightFormat::BF16, DType::BF16, true),
-        (WeightFormat::BF16, DType::BF16, false),
-        (WeightFormat::F8E4M3, DType::F32, false),
-        (WeightFormat::F8E4M3, DType::BF16, true),
+        (WeightFormat::BF16, DType::BF16, true, SMALL),
+        (WeightFormat::BF16, DType::BF16, true, LARGE),
+        (WeightFormat::BF16, DType::BF16, false, SMALL),
+        (WeightFormat::F8E4M3, DType::F32, false, SMALL),
+        (WeightFormat::F8E4M3, DType::BF16, true, SMALL),
     ] {
         if !device.info().compute_dtypes.contains(act) {
             continue;
         }
-        let case = block(seed, format, act, private);
+        let case = block(seed, format, act, private, extents);
         let outcome = check(device, oracle, &case, true);
         let between = if private { ", private between" } else { "" };
-        let name = format!("claimed regions of a {format:?} x {act:?} block{between}");
+        let tokens = extents.tokens;
+        let name = format!("claimed regions of a {format:?} x {act:?} block of {tokens} tokens{between}");
         note(report, "composites", &name, outcome);
     }
 }
 
 /// norm → gate and up → silu_mul → down + residual → add. With `private`, nobody looks at what lies between.
-fn block(seed: u64, format: WeightFormat, act: DType, private: bool) -> Case {
+fn block(seed: u64, format: WeightFormat, act: DType, private: bool, extents: Extents) -> Case {
+    let Extents { tokens, width, inner } = extents;
     let mut random = Random::of(seed, &format!("composite {format:?}"));
     let mut floats = |dtype, rows: u32, width: u32| {
         let values = random.units((rows * width) as usize);
         Arg::floats(dtype, &[rows, width], &values)
     };
-    let (hidden, norm) = (floats(act, TOKENS, WIDTH), floats(DType::F32, 1, WIDTH));
-    let norm = Arg {
-        shape: vec![WIDTH],
-        ..norm
-    };
+    let hidden = floats(act, tokens, width);
+    // Gate and up values as large in wide rows as in narrow ones.
+    let scale = (SMALL.width as f32 / width as f32).sqrt();
+    let norm: Vec<f32> = random.units(width as usize).iter().map(|v| v * scale).collect();
+    let norm = Arg::floats(DType::F32, &[width], &norm);
     let mut random = Random::of(seed, &format!("composite weights {format:?}"));
     let mut matrix = |node: usize, rows: u32, width: u32| Arg {
         contents: Contents::Weight {
@@ -63,17 +82,17 @@ fn block(seed: u64, format: WeightFormat, act: DType, private: bool) -> Case {
         ..Arg::bytes(DType::U8, &[0], Vec::new())
     };
     let (gate, up, down) = (
-        matrix(1, INNER, WIDTH),
-        matrix(2, INNER, WIDTH),
-        matrix(4, WIDTH, INNER),
+        matrix(1, inner, width),
+        matrix(2, inner, width),
+        matrix(4, width, inner),
     );
     let class = Class::Product {
-        terms: INNER as usize,
+        terms: inner as usize,
         act,
     };
     let out = |width: u32| {
-        let zeros = vec![0.0; (TOKENS * width) as usize];
-        let mut arg = Arg::floats(act, &[TOKENS, width], &zeros).checked(class);
+        let zeros = vec![0.0; (tokens * width) as usize];
+        let mut arg = Arg::floats(act, &[tokens, width], &zeros).checked(class);
         if let Check::Near(tolerance, _) = &mut arg.check {
             // The last sum is over products of a gate and an up value, not over values up to 1: they reach tens. Half
             // types round them, or do not, at each of three steps before it.
@@ -92,7 +111,7 @@ fn block(seed: u64, format: WeightFormat, act: DType, private: bool) -> Case {
         act,
         out: act,
         epilogue: Epilogue::None,
-        max_tokens: 8,
+        max_tokens: tokens.max(8),
         allow_quantized_act: false,
     };
     Case {
@@ -106,17 +125,17 @@ fn block(seed: u64, format: WeightFormat, act: DType, private: bool) -> Case {
             gate,
             up,
             down,
-            between(WIDTH),
-            between(INNER),
-            between(INNER),
-            between(INNER),
-            out(WIDTH),
-            out(WIDTH),
+            between(width),
+            between(inner),
+            between(inner),
+            between(inner),
+            out(width),
+            out(width),
         ],
         nodes: vec![
             (
                 RmsNorm {
-                    width: WIDTH,
+                    width,
                     eps: 1e-5,
                     weight_offset: 0.0,
                     dtype: act,
@@ -124,18 +143,11 @@ fn block(seed: u64, format: WeightFormat, act: DType, private: bool) -> Case {
                 .into(),
                 vec![0, 1, 5],
             ),
-            (linear(WIDTH, INNER).into(), vec![5, 2, ABSENT, ABSENT, 6]),
-            (linear(WIDTH, INNER).into(), vec![5, 3, ABSENT, ABSENT, 7]),
-            (SiluMul::plain(INNER, act).into(), vec![6, 7, 8]),
-            (linear(INNER, WIDTH).into(), vec![8, 4, ABSENT, 0, 9]),
-            (
-                Add {
-                    width: WIDTH,
-                    dtype: act,
-                }
-                .into(),
-                vec![9, 9, 10],
-            ),
+            (linear(width, inner).into(), vec![5, 2, ABSENT, ABSENT, 6]),
+            (linear(width, inner).into(), vec![5, 3, ABSENT, ABSENT, 7]),
+            (SiluMul::plain(inner, act).into(), vec![6, 7, 8]),
+            (linear(inner, width).into(), vec![8, 4, ABSENT, 0, 9]),
+            (Add { width, dtype: act }.into(), vec![9, 9, 10]),
         ],
     }
 }
