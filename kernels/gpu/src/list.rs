@@ -72,6 +72,9 @@ sources! {
         Cuda, "it is written for mma.sync, as fused regions are CUDA's";
     LINEAR_GROUPS_TILE = "linear_groups_tile", "The same of a batch of tokens, on any matrix units.":
         Cuda, "it is written for mma.sync; the others unpack first";
+    LINEAR_HOPPER = "linear_hopper",
+        "`linear` of tens of tokens over plain weights on Hopper's matrix units, with bias, residual and gating fused.":
+        Cuda, "instructions of one vendor's hardware";
     LINEAR_ONCE = "linear_once",
         "`linear` of few tokens by a small matrix that is in flight whole, with norm, bias, residual and gating fused.":
         Cuda, "fused regions are CUDA's and HIP's";

@@ -9,7 +9,9 @@ use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, Node, OpSpec, Program, Result};
 
-use super::linear::{Fusion, Linear, RECORD_ROWS, SmallBatch, SmallBatchCall, WeightLayout, rows_aligned, scales_at};
+use super::linear::{
+    DenseTiles, Fusion, Linear, RECORD_ROWS, SmallBatch, SmallBatchCall, WeightLayout, rows_aligned, scales_at,
+};
 use super::names::gate_of;
 use super::parts::{self, Parts};
 use crate::driver::DevicePtr;
@@ -40,6 +42,7 @@ pub(crate) fn build(program: &Program) -> Result<Fused> {
         parts: Parts::of(program, part)?,
         plan,
         small_batches: Vec::new(),
+        tiles: None,
     })
 }
 
@@ -112,6 +115,7 @@ enum Up {
 #[derive(Clone, Debug, PartialEq)]
 struct Plan {
     x: u16,
+    normed: u16,
     norm: u16,
     offset: f32,
     eps: f32,
@@ -178,6 +182,7 @@ impl Plan {
         }
         Some(Plan {
             x,
+            normed: norm.operands[2],
             norm: norm.operands[1],
             offset: spec.weight_offset,
             eps: spec.eps,
@@ -217,6 +222,8 @@ pub(crate) struct Fused {
     plan: Option<Plan>,
     /// Compiled, one a step of the plan.
     small_batches: Vec<SmallBatch>,
+    /// The product and its gating for tens of tokens, behind a norm by itself.
+    tiles: Option<DenseTiles>,
 }
 
 /// Most tokens for which a step's launch beats its parts.
@@ -228,13 +235,29 @@ impl Fused {
     /// The launches of a call, or `None` where its parts must run. Depends on shapes, strides and addresses only.
     fn calls(&self, tensors: &[View]) -> Option<Vec<SmallBatchCall>> {
         let plan = self.plan.as_ref()?;
-        let view = |t: u16| parts::view(tensors, t);
-        let (x, norm) = (view(plan.x), view(plan.norm));
-        let tokens = x.len();
-        let plain = x.rank == 2 && x.is_inner_contiguous() && rows_aligned(&x, 16) && norm.ptr.is_multiple_of(16);
+        let tokens = parts::view(tensors, plan.x).len();
         let pays = plan.steps.iter().all(|step| tokens <= most_tokens(step))
             && self.small_batches.iter().all(|kernel| kernel.takes_tokens(tokens));
-        if !pays || !plain {
+        pays.then(|| Fused::steps(plan, tensors)).flatten()
+    }
+
+    /// The launch behind a norm that runs by itself, of a call that it pays for.
+    fn in_tiles(&self, tensors: &[View]) -> Option<(&DenseTiles, SmallBatchCall)> {
+        let (plan, tiles) = (self.plan.as_ref()?, self.tiles.as_ref()?);
+        let [step] = Fused::steps(plan, tensors)?[..] else {
+            return None;
+        };
+        let x = parts::view(tensors, plan.normed);
+        let call = SmallBatchCall { x, ..step };
+        (x.is_inner_contiguous() && DenseTiles::takes_call(&call)).then_some((tiles, call))
+    }
+
+    /// The operands of a plan's steps, where they lie as its launches need.
+    fn steps(plan: &Plan, tensors: &[View]) -> Option<Vec<SmallBatchCall>> {
+        let view = |t: u16| parts::view(tensors, t);
+        let (x, norm) = (view(plan.x), view(plan.norm));
+        let plain = x.rank == 2 && x.is_inner_contiguous() && rows_aligned(&x, 16) && norm.ptr.is_multiple_of(16);
+        if !plain {
             return None;
         }
         let one = |step: &Step| {
@@ -303,6 +326,11 @@ impl Kernel for Fused {
                 SmallBatch::prepare(cx, &step.op, step.layout, &Fusion { norm, gate })
             };
             self.small_batches = plan.steps.iter().map(prepare).collect::<Result<_>>()?;
+            if let [step] = &plan.steps[..]
+                && step.gate != "0"
+            {
+                self.tiles = DenseTiles::prepare(cx, &step.op, step.layout, step.gate)?;
+            }
         }
         Ok(())
     }
@@ -347,7 +375,12 @@ impl Fused {
 
     /// Runs the region's ops from node `first` on, one after another.
     pub(super) fn encode_parts(&self, first: usize, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        self.parts.encode(first, encoding, operands)
+        let Some((tiles, call)) = self.in_tiles(operands) else {
+            return self.parts.encode(first.., encoding, operands);
+        };
+        self.parts.encode(first..first.max(1), encoding, operands)?;
+        tiles.encode_gated(encoding, &call);
+        Ok(())
     }
 }
 

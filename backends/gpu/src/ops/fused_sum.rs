@@ -4,9 +4,9 @@
 //! One launch where the own kernel takes the sum and rows fill a block. All other calls run the sum by itself: also
 //! those of so few tokens that the products behind make the norm. The numbers are the same ones in either way.
 //!
-//! While the ranks wait for each other, memory is idle. Products of few tokens ask for their first weights meanwhile;
-//! the library's begin when the sum is over. So the launch that sums also brings the beginnings of the next matrix's
-//! rows into the second-level cache.
+//! While the ranks wait for each other, memory is idle. Own products ask for their first weights meanwhile; the
+//! library's begin when the sum is over. So the launch that sums also brings the beginnings of the next matrix's rows
+//! into the second-level cache, where a product of the library follows.
 
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::communicator::CollectiveKind;
@@ -15,7 +15,7 @@ use halyard_platform_api::{DType, Error, Node, OpSpec, Program, Result};
 
 use super::collective::CollectiveKernel;
 use super::fused_linear::{self, Fused};
-use super::linear::WeightLayout;
+use super::linear::{DenseTiles, WeightLayout};
 use super::names::float_name;
 use super::simple::block_of_row;
 use super::{GroupOf, build as build_op};
@@ -71,6 +71,8 @@ pub(crate) fn build(program: &Program, group_of: &GroupOf<'_>) -> Result<Box<dyn
         nodes: [program.nodes[0].clone(), program.nodes[1].clone()],
         behind: fused_linear::build(&behind)?,
         ahead: Ahead::default(),
+        own_tokens: 0,
+        reader: program.nodes.get(2).cloned(),
         num_tensors: program.tensors.len(),
         functions: None,
         num_sms: 1,
@@ -84,6 +86,14 @@ struct Matrix {
     weight: u16,
     rows: u32,
     row_bytes: u64,
+}
+
+/// Whether an own kernel multiplies tens of tokens by the matrix of a linear.
+fn has_tiles(node: &Node, facts: &Facts) -> bool {
+    match &node.spec {
+        OpSpec::Linear(op) => DenseTiles::takes(op, WeightLayout::of(op), false, facts),
+        _ => false,
+    }
 }
 
 /// The beginnings of some of its rows: how many, and bytes of each.
@@ -132,6 +142,10 @@ struct FusedSum {
     /// What the first op behind the norm reads, and how much of it the sum brings.
     next: Option<Matrix>,
     ahead: Ahead,
+    /// Up to how many tokens that op asks for its weights by itself.
+    own_tokens: u32,
+    /// That op.
+    reader: Option<Node>,
     num_tensors: usize,
     /// Where the ranks have memory for an own kernel.
     functions: Option<[Function; 3]>,
@@ -165,7 +179,7 @@ impl FusedSum {
             return false;
         };
         let row_blocks = rows.min(BLOCKS_PER_SM * self.num_sms);
-        let matrix = self.next.filter(|_| self.ahead.rows > 0);
+        let matrix = self.next.filter(|_| self.ahead.rows > 0 && rows > self.own_tokens);
         let (ahead, stride) = matrix.map_or((0, 0), |matrix| (view(matrix.weight).ptr, matrix.row_bytes));
         let ahead_rows = if ahead.is_multiple_of(16) && ahead != 0 {
             self.ahead.rows
@@ -204,6 +218,8 @@ impl Kernel for FusedSum {
         self.sum.prepare(cx)?;
         self.behind.prepare(cx)?;
         self.num_sms = cx.facts().num_sms.max(1);
+        let tiles = self.reader.as_ref().is_some_and(|node| has_tiles(node, cx.facts()));
+        self.own_tokens = if tiles { DenseTiles::MAX_TOKENS } else { 0 };
         self.ahead = self.next.map_or(Ahead::default(), |matrix| matrix.ahead(cx.facts()));
         if let (Some(ranks), Some(act)) = (self.sum.ranks_in_kernels(), float_name(self.norm.dtype)) {
             let ranks = ranks.to_string();

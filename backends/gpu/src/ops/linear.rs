@@ -5,6 +5,7 @@
 mod call;
 mod choose;
 mod dense_small_batch;
+mod dense_tiles;
 mod dots;
 mod fusion;
 mod groups_small_batch;
@@ -44,6 +45,7 @@ use crate::policy::Policy;
 use crate::view::View;
 
 pub(super) use self::call::rows_aligned;
+pub(super) use self::dense_tiles::DenseTiles;
 pub(super) use self::fusion::{Fusion, SmallBatchCall};
 pub(super) use self::layout::{RECORD_ROWS, WeightLayout, scales_at};
 pub(super) use self::small_batch::SmallBatch;
@@ -147,6 +149,10 @@ impl Linear {
         let (op, layout) = (&self.op, self.layout);
         Ok(Some(match name {
             PathName::SmallBatch => Arc::new(SmallBatch::prepare(cx, op, layout, &Fusion::NONE)?),
+            PathName::DenseTiles => match DenseTiles::prepare(cx, op, layout, "0")? {
+                Some(tiles) => Arc::new(tiles),
+                None => return Err(Error::invalid("dense tiles of a matrix that they do not take")),
+            },
             PathName::ScaledTiles => Arc::new(ScaledTiles::prepare(cx, op)?),
             PathName::GroupsTiles => match layout {
                 WeightLayout::Planes(format) => Arc::new(GroupsTiles::prepare(cx, op, format)?),

@@ -1,6 +1,8 @@
 //! A claimed region as the ops that it consists of: what its own launches do not take runs by them, over the same
 //! packed weights.
 
+use std::ops::RangeBounds;
+
 use halyard_platform_api::{Error, Node, Program, Result};
 
 use crate::driver::DevicePtr;
@@ -55,9 +57,15 @@ impl Parts {
         }
     }
 
-    /// Runs the ops from node `first` on, one after another.
-    pub(super) fn encode(&self, first: usize, encoding: &mut Encoding, tensors: &[View]) -> Result<()> {
-        for (kernel, indices) in self.kernels.iter().zip(&self.operands).skip(first) {
+    /// Runs the ops of some nodes, one after another.
+    pub(super) fn encode(
+        &self,
+        nodes: impl RangeBounds<usize>,
+        encoding: &mut Encoding,
+        tensors: &[View],
+    ) -> Result<()> {
+        let parts = self.kernels.iter().zip(&self.operands).enumerate();
+        for (_, (kernel, indices)) in parts.filter(|(node, _)| nodes.contains(node)) {
             let views: Vec<View> = indices.iter().map(|&t| view(tensors, t)).collect();
             kernel.encode(encoding, &views)?;
         }

@@ -204,6 +204,15 @@ template <typename T, int N, int TRANSPOSED> struct WgmmaShared;
     "%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"   \
     "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125," \
     "%126,%127}"
+#define HALYARD_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define HALYARD_R28 \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17," \
+    "%18,%19,%20,%21,%22,%23,%24,%25,%26,%27}"
+#define HALYARD_R56 \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17," \
+    "%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35," \
+    "%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53," \
+    "%54,%55}"
 #define HALYARD_WGMMA_SHARED(type)                                                                              \
     template <> struct WgmmaShared<type, 32, 0> {                                                               \
         static __device__ __forceinline__ void run(float (&d)[16], u64 a, u64 b, int accumulate) {              \
@@ -211,6 +220,25 @@ template <typename T, int N, int TRANSPOSED> struct WgmmaShared;
                          "wgmma.mma_async.sync.aligned.m64n32k16.f32." #type "." #type " "                      \
                          "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 0, 0;\n}" \
                          : HALYARD_D8(d, 0), HALYARD_D8(d, 8)                                                   \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                    \
+        }                                                                                                       \
+    };                                                                                                          \
+    template <> struct WgmmaShared<type, 64, 0> : Wgmma<type, 64> {};                                           \
+    template <> struct WgmmaShared<type, 56, 0> {                                                               \
+        static __device__ __forceinline__ void run(float (&d)[28], u64 a, u64 b, int accumulate) {              \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %30, 0;\n"                                           \
+                         "wgmma.mma_async.sync.aligned.m64n56k16.f32." #type "." #type " " HALYARD_R28          \
+                         ", %28, %29, p, 1, 1, 0, 0;\n}"                                                        \
+                         : HALYARD_D8(d, 0), HALYARD_D8(d, 8), HALYARD_D8(d, 16), HALYARD_D4(d, 24)             \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                    \
+        }                                                                                                       \
+    };                                                                                                          \
+    template <> struct WgmmaShared<type, 112, 0> {                                                              \
+        static __device__ __forceinline__ void run(float (&d)[56], u64 a, u64 b, int accumulate) {              \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"                                           \
+                         "wgmma.mma_async.sync.aligned.m64n112k16.f32." #type "." #type " " HALYARD_R56         \
+                         ", %56, %57, p, 1, 1, 0, 0;\n}"                                                        \
+                         : HALYARD_D32(d, 0), HALYARD_D8(d, 32), HALYARD_D8(d, 40), HALYARD_D8(d, 48)           \
                          : "l"(a), "l"(b), "r"(accumulate));                                                    \
         }                                                                                                       \
     };                                                                                                          \
@@ -227,6 +255,9 @@ HALYARD_WGMMA_SHARED(bf16)
 HALYARD_WGMMA_SHARED(f16)
 #undef HALYARD_WGMMA_SHARED
 #undef HALYARD_N256
+#undef HALYARD_R28
+#undef HALYARD_R56
+#undef HALYARD_D4
 #undef HALYARD_D8
 #undef HALYARD_D32
 #undef HALYARD_N32

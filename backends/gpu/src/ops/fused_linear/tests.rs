@@ -140,6 +140,14 @@ fn results_over_x_run_by_parts() {
     assert_eq!(plan(&program), None);
 }
 
+/// A launch that reads the normed rows writes its results before all blocks have read them.
+#[test]
+fn results_over_the_normed_rows_run_by_parts() {
+    let mut program = merged(DType::BF16, WeightFormat::BF16, silu(DType::BF16));
+    program.tensors[7].storage = program.tensors[2].storage;
+    assert_eq!(plan(&program), None);
+}
+
 #[test]
 fn gate_and_up_in_two_matrices_are_one_step() {
     let mut program = merged(DType::BF16, WeightFormat::BF16, silu(DType::BF16));

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use halyard_platform_api::{DType, ops};
 
+use super::dense_tiles::DenseTiles;
 use super::dots;
 use super::groups_tiles;
 use super::layout::WeightLayout;
@@ -25,6 +26,8 @@ const QUANTIZED_TOKENS: u32 = 32;
 pub(super) enum PathName {
     /// Small batches on matrix units, over plain or 8-bit weights.
     SmallBatch,
+    /// Tens of tokens over plain weights on Hopper's matrix units.
+    DenseTiles,
     /// Batches over 8-bit weights on matrix units.
     ScaledTiles,
     /// Batches over canonical groups on matrix units.
@@ -55,6 +58,7 @@ impl fmt::Display for PathName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             PathName::SmallBatch => "small batches on matrix units",
+            PathName::DenseTiles => "dense tiles",
             PathName::ScaledTiles => "tiles of 8-bit weights",
             PathName::GroupsTiles => "tiles of groups",
             PathName::EightBitProduct => "product of 8-bit tokens",
@@ -119,6 +123,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
         WeightLayout::Planes(format) => matrix_units && more_tokens && groups_tiles::takes(format, facts),
         _ => false,
     };
+    let dense_tiles = matrix_units && more_tokens && DenseTiles::takes(op, layout, false, facts);
     let tiles = match !small_batch && product.is_none() && more_tokens {
         true => tiles(of, dots, policy).find(there),
         false => None,
@@ -140,6 +145,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
         false => PathName::Layout,
     };
     let choices = [
+        dense_tiles.then_some((tiled(DenseTiles::MAX_TOKENS), PathName::DenseTiles)),
         scaled_tiles.then_some((tiled(scaled_tiles::MAX_TOKENS), PathName::ScaledTiles)),
         groups_tiles.then_some((tiled(most_in_groups), PathName::GroupsTiles)),
         small_batch.then_some((own, PathName::SmallBatch)),

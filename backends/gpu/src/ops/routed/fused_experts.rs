@@ -293,7 +293,7 @@ impl Kernel for Experts {
             self.combine(compiled.combine, encoding, view);
             return Ok(());
         }
-        self.parts.encode(0, encoding, operands)
+        self.parts.encode(.., encoding, operands)
     }
 
     fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
