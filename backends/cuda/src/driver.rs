@@ -56,7 +56,10 @@ impl CudaDriver {
             ordinal,
             context: context as usize,
             facts,
-            policy: Policy::default(),
+            policy: Policy {
+                dense_tiles: env::dense_tiles(options),
+                ..Policy::default()
+            },
             cache_folder: env::cache_folder(options),
             most_peer_sum_bytes,
             compiler: OnceLock::new(),

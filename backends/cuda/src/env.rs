@@ -5,7 +5,8 @@
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC,
 //! cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
 //! `HALYARD_CUDA_PEER_SUM_BYTES`) bounds the sums between devices that an own kernel does, in bytes of one operand (0:
-//! NCCL does all).
+//! NCCL does all). `dense_tiles=1` (or `HALYARD_CUDA_DENSE_TILES=1`) gives products of 17 to 64 tokens on Hopper to an
+//! own kernel.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use halyard_gpu::{entries, folders_of};
 use halyard_platform_api::{OpenOptions, Result};
 
 /// The options of a device.
-pub(crate) const OPTIONS: [&str; 1] = ["peer_sum_bytes"];
+pub(crate) const OPTIONS: [&str; 2] = ["dense_tiles", "peer_sum_bytes"];
 
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder(options: &OpenOptions) -> Option<PathBuf> {
@@ -33,6 +34,12 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> {
     let said = options.get_or("peer_sum_bytes", var_os("HALYARD_CUDA_PEER_SUM_BYTES"));
     halyard_gpu::peer_sum_bytes("peer_sum_bytes (or HALYARD_CUDA_PEER_SUM_BYTES)", said)
+}
+
+/// Whether products of tens of tokens run on an own kernel on Hopper.
+pub(crate) fn dense_tiles(options: &OpenOptions) -> bool {
+    let said = options.get_or("dense_tiles", var_os("HALYARD_CUDA_DENSE_TILES"));
+    said.is_some_and(|value| value == "1")
 }
 
 /// Folders where toolkits and Python packages put libraries, besides the loader's own.

@@ -96,6 +96,8 @@ pub struct Policy {
     pub integer_dots: bool,
     /// `linear_tiled` on matrix units, of 16-bit activations and weights of the same type.
     pub matrix_tiling: Option<Tiling>,
+    /// Tens of tokens over plain weights run on `linear_hopper`, on devices that have it.
+    pub dense_tiles: bool,
     /// Prompts' attention on matrix units, where the kernels of `Facts::matrix_units` do not run.
     pub attention_tiles: Option<AttentionTiles>,
     /// An image holds one entry point only: each is compiled by itself, with `ENTRY_<name>` among the definitions.
@@ -114,6 +116,7 @@ impl Default for Policy {
             unpack_from: 33,
             integer_dots: false,
             matrix_tiling: None,
+            dense_tiles: false,
             attention_tiles: None,
             separate_entries: false,
             concurrent_commands: false,
@@ -175,6 +178,7 @@ impl fmt::Display for Policy {
         }
         for (set, text) in [
             (self.integer_dots, "tokens rounded to 8 bits where an op allows it"),
+            (self.dense_tiles, "tens of tokens in dense tiles"),
             (self.separate_entries, "one entry point an image"),
             (self.concurrent_commands, "commands that share nothing run at once"),
         ] {

@@ -89,9 +89,9 @@ struct Matrix {
 }
 
 /// Whether an own kernel multiplies tens of tokens by the matrix of a linear.
-fn has_tiles(node: &Node, facts: &Facts) -> bool {
+fn has_tiles(node: &Node, cx: &Preparation<'_>) -> bool {
     match &node.spec {
-        OpSpec::Linear(op) => DenseTiles::takes(op, WeightLayout::of(op), false, facts),
+        OpSpec::Linear(op) => DenseTiles::takes(op, WeightLayout::of(op), cx.facts(), cx.policy()),
         _ => false,
     }
 }
@@ -218,7 +218,7 @@ impl Kernel for FusedSum {
         self.sum.prepare(cx)?;
         self.behind.prepare(cx)?;
         self.num_sms = cx.facts().num_sms.max(1);
-        let tiles = self.reader.as_ref().is_some_and(|node| has_tiles(node, cx.facts()));
+        let tiles = self.reader.as_ref().is_some_and(|node| has_tiles(node, cx));
         self.own_tokens = if tiles { DenseTiles::MAX_TOKENS } else { 0 };
         self.ahead = self.next.map_or(Ahead::default(), |matrix| matrix.ahead(cx.facts()));
         if let (Some(ranks), Some(act)) = (self.sum.ranks_in_kernels(), float_name(self.norm.dtype)) {

@@ -123,7 +123,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
         WeightLayout::Planes(format) => matrix_units && more_tokens && groups_tiles::takes(format, facts),
         _ => false,
     };
-    let dense_tiles = matrix_units && more_tokens && DenseTiles::takes(op, layout, false, facts);
+    let dense_tiles = matrix_units && more_tokens && DenseTiles::takes(op, layout, facts, policy);
     let tiles = match !small_batch && product.is_none() && more_tokens {
         true => tiles(of, dots, policy).find(there),
         false => None,

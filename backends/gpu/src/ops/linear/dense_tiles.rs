@@ -14,6 +14,7 @@ use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 use crate::ops::names::{epilogue_code, type_name};
+use crate::policy::Policy;
 
 const THREADS: u32 = 256;
 /// Values of depth of a piece; a row of it is 128 bytes.
@@ -65,11 +66,11 @@ fn form(n: u32, k: u32, facts: &Facts) -> Option<Form> {
 }
 
 /// The form for a linear; with `gated`, one whose results have a gate's row and an up part's each.
-fn form_of(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts) -> Option<Form> {
+fn form_of(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts, policy: &Policy) -> Option<Form> {
     let rows = op.out_features.checked_mul(if gated { 2 } else { 1 })?;
     let matrix_units = matches!(op.act, DType::BF16 | DType::F16) && layout == WeightLayout::Plain(op.act);
     let whole = op.in_features.is_multiple_of(8) && op.out_features.is_multiple_of(8);
-    match matrix_units && whole && facts.arch == "sm_90a" {
+    match policy.dense_tiles && matrix_units && whole && facts.arch == "sm_90a" {
         true => form(rows, op.in_features, facts),
         false => None,
     }
@@ -89,8 +90,8 @@ impl DenseTiles {
     pub(in crate::ops) const MAX_TOKENS: u32 = 64;
 
     /// Whether it computes a linear on a device.
-    pub(in crate::ops) fn takes(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts) -> bool {
-        form_of(op, layout, gated, facts).is_some()
+    pub(in crate::ops) fn takes(op: &ops::Linear, layout: WeightLayout, facts: &Facts, policy: &Policy) -> bool {
+        form_of(op, layout, false, facts, policy).is_some()
     }
 
     /// Whether it computes a call. All that it reads or writes lies at 16 bytes.
@@ -112,7 +113,7 @@ impl DenseTiles {
         gate: &'static str,
     ) -> Result<Option<DenseTiles>> {
         let gated = gate != "0";
-        let Some(form) = form_of(op, layout, gated, cx.facts()) else {
+        let Some(form) = form_of(op, layout, gated, cx.facts(), cx.policy()) else {
             return Ok(None);
         };
         let names = [form.rows, DenseTiles::MAX_TOKENS, form.splits, form.stages].map(|v| v.to_string());
