@@ -1,5 +1,5 @@
 """Keeps what schemathesis generates small: few samples of few tokens. The document allows more than a test has time
-for."""
+for. Writes each call's path and status to the file `calls`."""
 
 import schemathesis
 
@@ -28,3 +28,9 @@ def map_body(context, body):
     elif context.operation.path == "/v1/responses":
         body.setdefault("max_output_tokens", 8)
     return body
+
+
+@schemathesis.hook
+def after_call(context, case, response):
+    with open("calls", "a", encoding="utf-8") as calls:
+        calls.write(f"{case.operation.path} {response.status_code}\n")
