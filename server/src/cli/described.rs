@@ -90,6 +90,44 @@ mod tests {
         assert!(read.expect("bash").success());
     }
 
+    /// Every command that is shown, with the commands around it: `plugins-new`.
+    fn pages(command: &Command, name: &str) -> Vec<String> {
+        let shown = command.get_subcommands().filter(|command| !command.is_hide_set());
+        let below = shown.flat_map(|command| pages(command, &format!("{name}-{}", command.get_name())));
+        [name.to_owned()].into_iter().chain(below).collect()
+    }
+
+    /// What reads man pages, where there is one: its name, and flags that make it complain.
+    const READERS: [(&str, &[&str]); 2] = [
+        ("groff", &["-Kutf8", "-man", "-Tutf8", "-ww", "-z"]),
+        ("mandoc", &["-T", "lint", "-W", "error"]),
+    ];
+
+    #[test]
+    fn every_command_has_a_page_that_can_be_read() {
+        let folder = std::env::temp_dir().join(format!("halyard-pages-{}", std::process::id()));
+        run_man(&ManArgs { folder: folder.clone() }).expect("written");
+        let names = pages(&Cli::command(), "halyard");
+        assert!(names.len() > 10, "{names:?}");
+        for name in &names {
+            let file = folder.join(format!("{name}.1"));
+            let page = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{name}: {error}"));
+            for heading in [".TH ", ".SH NAME", ".SH SYNOPSIS"] {
+                assert!(page.contains(heading), "{name}: no {heading}");
+            }
+            for (reader, flags) in READERS {
+                // Neither is on every machine.
+                let Ok(read) = std::process::Command::new(reader).args(flags).arg(&file).output() else {
+                    continue;
+                };
+                let said = [read.stdout, read.stderr].concat();
+                let said = String::from_utf8_lossy(&said);
+                assert!(read.status.success() && said.is_empty(), "{reader} {name}: {said}");
+            }
+        }
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
+
     #[test]
     fn there_is_a_page_for_each_command_that_is_shown() {
         let folder = std::env::temp_dir().join(format!("halyard-man-{}", std::process::id()));
