@@ -61,8 +61,7 @@ fn packages_are_reproducible_install_serve_and_generate() {
         Ok(_) => parts.push(("deb", ".deb")),
         Err(error) => println!("skipped: the Debian package is not made: dpkg-deb: {error}"),
     }
-    // The SBOM depends on the lock file alone, and its schema takes long to ask: once. server/packaging/release compares
-    // two.
+    // The SBOM depends on the lock file alone, and its schema takes long: once. server/packaging/release makes two.
     for (out, more) in [(&first, Some("sbom")), (&second, None)] {
         let names = parts.iter().map(|(name, _)| *name).chain(more);
         let flags = ["--fast", "--from", "--out"].map(Path::new);
