@@ -126,6 +126,47 @@ async fn two_copies_share_requests_and_their_metrics_are_told_apart() {
 }
 
 #[tokio::test]
+async fn a_prefix_is_asked_again_where_it_is_cached() {
+    let model = ScriptedModel::new(&fixtures(), TEMPLATE, &[("question", "an answer<|im_end|>")]);
+    let server = Server::scripted(&model, &["-dp", "2"]);
+    let client = reqwest::Client::new();
+    // Three prefixes over two copies: without affinity each would be asked again where it is not.
+    let prefixes = ["river", "mountain", "island"].map(|word| format!("{word} after {word}, ").repeat(40));
+    let mut num_asked_again = 0.0;
+    for round in ["first", "second"] {
+        num_asked_again = 0.0;
+        for prefix in &prefixes {
+            let answer = ask(&client, &server, &format!("{prefix} the {round} question")).await;
+            num_asked_again += answer["usage"]["prompt_tokens"].as_f64().expect("a count");
+        }
+    }
+    let of = |metrics: &str, name: &str| {
+        [0, 1].map(|engine| {
+            let line = format!("vllm:prefix_cache_{name}_total{{model_name=\"scripted\",engine=\"{engine}\"}}");
+            value(metrics, &line)
+        })
+    };
+    // Records come a moment later.
+    let mut metrics = String::new();
+    for _ in 0..200 {
+        metrics = get(&server, "/metrics").await;
+        if of(&metrics, "queries").iter().sum::<f64>() > 1.9 * num_asked_again {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let hits = of(&metrics, "hits");
+    assert!(
+        hits.iter().all(|hits| *hits > 0.0),
+        "both copies were asked again: {hits:?}"
+    );
+    assert!(
+        hits.iter().sum::<f64>() > 0.9 * num_asked_again,
+        "{hits:?} of {num_asked_again}"
+    );
+}
+
+#[tokio::test]
 async fn a_rank_behind_a_load_balancer_runs_one_copy_and_says_which() {
     let model = ScriptedModel::new(&fixtures(), TEMPLATE, &[("question", "an answer<|im_end|>")]);
     let line = [
