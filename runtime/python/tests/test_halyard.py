@@ -5,6 +5,7 @@ The model is a tiny random Llama; its goldens were made by Hugging Face transfor
 HALYARD_TEST_MODEL, where it is set, is the demo model, whose longer runs Ctrl-C interrupts."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ import threading
 import unittest
 
 import halyard
-from halyard import LLM, AsyncLLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from halyard import LLM, AsyncLLM, LoRARequest, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 MODEL = ROOT / "tests" / "fixtures" / "models" / "llama"
@@ -30,6 +31,9 @@ EXACT = {
     "kv_cache_memory_bytes": 16 << 20,
 }
 GREEDY = {"temperature": 0.0, "max_tokens": GOLDENS["max_new_tokens"]}
+# Adapters, with goldens of PEFT over the same model.
+ADAPTERS = {name: MODEL.parent / "llama-lora" / name for name in ("rank16", "rslora8")}
+WITH_LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
 # What f32 sums in another order change; tests/device has the same bound.
 LOGPROB_TOLERANCE = 2e-3
 
@@ -37,6 +41,36 @@ LOGPROB_TOLERANCE = 2e-3
 def prompt_of(case):
     """A golden's prompt: its text, or its token ids where they came from none."""
     return case["prompt_ids"] if case["prompt_text"] is None else case["prompt_text"]
+
+
+def adapter_cases(name):
+    """An adapter's goldens without chats."""
+    cases = json.loads((ADAPTERS[name] / "goldens.json").read_text())["cases"]
+    return [case for case in cases if case["messages"] is None]
+
+
+def in_a_child(attempt):
+    """What `attempt` returns in a fork of this process, as JSON; the child ends without cleaning up."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, json.dumps(attempt()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    return json.loads(said), os.waitpid(child, 0)[1]
+
+
+def names_of(threads):
+    """The names in a process's folder of threads, which may end meanwhile."""
+    names = set()
+    for thread in threads.glob("*/comm"):
+        with contextlib.suppress(OSError):
+            names.add(thread.read_text().strip())
+    return names
 
 
 class Offline(unittest.TestCase):
@@ -155,9 +189,7 @@ class Offline(unittest.TestCase):
             self.llm.embed("a")
 
     def test_a_fork_is_told_what_to_do_and_ends(self):
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
+        def attempts():
             words = []
             for attempt in (lambda: self.llm.generate("a", use_tqdm=False), lambda: LLM(MODEL, **EXACT)):
                 try:
@@ -166,12 +198,10 @@ class Offline(unittest.TestCase):
                 except RuntimeError as error:
                     words.append(str(error))
             type(self).llm = None
-            os.write(write, json.dumps(words).encode())
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            words = json.load(pipe)
-        self.assertEqual(os.waitpid(child, 0)[1], 0)
+            return words
+
+        words, status = in_a_child(attempts)
+        self.assertEqual((len(words), status), (2, 0))
         for text in words:
             self.assertRegex(text, r"fork.*spawn")
         self.assertTrue(self.llm.generate("a", use_tqdm=False)[0].finished, "the parent goes on")
@@ -258,6 +288,51 @@ except KeyboardInterrupt:
         self.assertEqual(child.returncode, 0)
 
 
+    def test_ctrl_c_while_a_model_loads_raises_at_once(self):
+        code = f"""
+import signal
+from halyard import LLM, SamplingParams
+signal.signal(signal.SIGINT, signal.default_int_handler)
+common = dict(platform="cpu", kv_cache_memory_bytes=1 << 30, max_model_len=64)
+try:
+    # A thousand layers of nothing: seconds of work.
+    LLM({str(MODEL)!r}, load_format="dummy", hf_overrides={{"num_hidden_layers": 1000}}, **common)
+    print("it was loaded")
+except KeyboardInterrupt:
+    print("interrupted")
+with LLM({str(MODEL)!r}, **common) as llm:
+    print(len(llm.generate([7], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)[0].outputs[0].token_ids))
+"""
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        # The thread that loads has a name.
+        threads = pathlib.Path(f"/proc/{child.pid}/task")
+        while child.poll() is None and "halyard-load" not in names_of(threads):
+            pass
+        child.send_signal(signal.SIGINT)
+        self.assertEqual(child.communicate(timeout=120)[0], "interrupted\n3\n")
+        self.assertEqual(child.returncode, 0)
+
+    def test_adapters_answer_as_peft(self):
+        with LLM(MODEL, **WITH_LORA, **EXACT) as llm:
+            plain = [case for case in GOLDENS["cases"] if case["messages"] is None]
+            asked = [(case, None) for case in plain]
+            for number, (name, folder) in enumerate(ADAPTERS.items(), start=1):
+                request = LoRARequest(name, number, str(folder))
+                asked += [(case, request) for case in adapter_cases(name)]
+            prompts = [prompt_of(case) for case, _ in asked]
+            requests = [request for _, request in asked]
+            outputs = llm.generate(prompts, SamplingParams(**GREEDY), use_tqdm=False, lora_request=requests)
+            for (case, request), output in zip(asked, outputs, strict=True):
+                self.assertEqual(output.outputs[0].token_ids, case["hf_fp32"]["ids"], (case["name"], request))
+                self.assertEqual((output.lora_request, output.outputs[0].lora_request), (request, request))
+            with self.assertRaisesRegex((ValueError, FileNotFoundError), "no/such/adapter"):
+                llm.generate("a", lora_request=LoRARequest("none", 9, "./no/such/adapter"), use_tqdm=False)
+            with self.assertRaisesRegex(ValueError, "lora_request: 1 values for 2"):
+                llm.generate(["a", "b"], lora_request=[requests[-1]], use_tqdm=False)
+        with LLM(MODEL, **EXACT) as llm, self.assertRaisesRegex(ValueError, "enable_lora|enable-lora"):
+            llm.generate("a", lora_request=requests[-1], use_tqdm=False)
+
+
 class Streaming(unittest.IsolatedAsyncioTestCase):
     """`AsyncLLM`."""
 
@@ -278,6 +353,62 @@ class Streaming(unittest.IsolatedAsyncioTestCase):
         for case, outputs in zip(texts, await asyncio.gather(*runs), strict=True):
             self.assertEqual(outputs[-1].outputs[0].token_ids, case["hf_fp32"]["ids"])
             self.assertEqual([output.finished for output in outputs], [False] * (len(outputs) - 1) + [True])
+
+    async def test_a_chat_streams_what_hugging_face_answers(self):
+        chats = [case for case in GOLDENS["cases"] if case["messages"] is not None]
+        self.assertTrue(chats)
+        for case in chats:
+            stream = self.engine.chat(case["messages"], SamplingParams(**GREEDY), case["name"])
+            outputs = [output async for output in stream]
+            self.assertEqual(outputs[-1].prompt_token_ids, case["prompt_ids"], case["name"])
+            self.assertEqual(outputs[-1].outputs[0].token_ids, case["hf_fp32"]["ids"], case["name"])
+            self.assertGreater(len(outputs), 1)
+            self.assertEqual([output.finished for output in outputs], [False] * (len(outputs) - 1) + [True])
+
+    async def test_requests_of_one_adapter_at_once_share_it(self):
+        engine = AsyncLLM(MODEL, **WITH_LORA, **EXACT)
+        request = LoRARequest("rank16", 1, str(ADAPTERS["rank16"]))
+
+        async def ask(case):
+            stream = engine.generate(prompt_of(case), SamplingParams(**GREEDY), case["name"], lora_request=request)
+            return [output async for output in stream][-1]
+
+        try:
+            cases = adapter_cases("rank16")
+            for case, output in zip(cases, await asyncio.gather(*map(ask, cases)), strict=True):
+                self.assertEqual(output.outputs[0].token_ids, case["hf_fp32"]["ids"], case["name"])
+                self.assertEqual(output.lora_request, request)
+        finally:
+            engine.shutdown()
+
+    async def test_a_fork_of_an_engine_on_a_loop_is_told_what_to_do(self):
+        await self.collect("before", "a", SamplingParams(max_tokens=1))
+
+        def attempt():
+            words = []
+            # Says nothing, and leaves the parent's loop alone.
+            self.engine.shutdown()
+
+            async def ask():
+                async for _ in self.engine.generate("a", SamplingParams(max_tokens=1), "forked"):
+                    words.append("an output")
+
+            # The parent's loop is this thread's still.
+            asyncio.events._set_running_loop(None)
+            for refused in (lambda: asyncio.run(ask()), lambda: AsyncLLM(MODEL, **EXACT)):
+                try:
+                    refused()
+                    words.append("no error")
+                except RuntimeError as error:
+                    words.append(str(error))
+            type(self).engine = None
+            return words
+
+        words, status = in_a_child(attempt)
+        self.assertEqual((len(words), status), (2, 0))
+        for text in words:
+            self.assertRegex(text, r"fork.*spawn")
+        self.assertTrue((await self.collect("after", "a", SamplingParams(max_tokens=1)))[-1].finished)
 
     async def test_kinds_of_output_add_up(self):
         kinds = {}

@@ -29,6 +29,7 @@ class AsyncLLM(EngineOwner):
         """As `LLM`."""
         super().__init__(model, keywords)
         self._waker = Waker()
+        self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, Request] = {}
         self._news: dict[int, asyncio.Event] = {}
@@ -51,6 +52,8 @@ class AsyncLLM(EngineOwner):
         cancels the request.
 
         Raises ValueError for a request that is refused, GenerationError when it ends with an error."""
+        # In a fork this raises, before the parent's event loop is touched: the child has the same selector.
+        self._engine.check_health()
         if request_id in self._running:
             raise ValueError(f"request_id {request_id!r} is running; give each request its own")
         self._attach(asyncio.get_running_loop())
@@ -146,10 +149,11 @@ class AsyncLLM(EngineOwner):
 
     def shutdown(self, timeout: float = 0.0) -> None:
         """As `LLM.shutdown`."""
-        if self._loop is not None and not self._loop.is_closed():
+        super().shutdown(timeout)
+        # A fork leaves the parent's event loop alone.
+        if self._loop is not None and not self._loop.is_closed() and os.getpid() == self._process:
             self._loop.remove_reader(self._waker.fileno())
         self._loop = None
-        super().shutdown(timeout)
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:

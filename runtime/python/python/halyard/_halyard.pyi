@@ -1,24 +1,24 @@
 """The native part. Not for users: `LLM` and `AsyncLLM` stand on it."""
 
 from os import PathLike
-from typing import TypeAlias
+from typing import final
+
+from halyard._outputs import Part, PromptScores
+
+__all__ = ["Engine", "EngineDeadError", "QueueFullError", "Stream", "Waker", "__version__"]
 
 __version__: str
-
-TokenScore: TypeAlias = tuple[int, float, int, str]
-"""Token id, log-probability, rank, text."""
-Part: TypeAlias = tuple[int, str, list[int], list[list[TokenScore]] | None, str | None, int | str | None]
-"""Sample index, new text, new token ids, their scores, finish reason, stop reason."""
-PromptScores: TypeAlias = list[list[TokenScore] | None]
 
 class EngineDeadError(RuntimeError): ...
 class QueueFullError(RuntimeError): ...
 
+@final
 class Waker:
     def __new__(cls) -> Waker: ...
     def fileno(self) -> int: ...
     def take(self) -> list[int]: ...
 
+@final
 class Stream:
     @property
     def number(self) -> int: ...
@@ -26,6 +26,7 @@ class Stream:
     def take(self) -> tuple[list[Part], PromptScores | None, int, bool]: ...
     def abort(self) -> None: ...
 
+@final
 class Engine:
     def __new__(cls, options: str, log_level: str) -> Engine: ...
     def info(self) -> str: ...

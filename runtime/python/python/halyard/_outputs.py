@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from halyard._params import LoRARequest, RequestOutputKind
 
 if TYPE_CHECKING:
-    from halyard._halyard import Part, PromptScores, Stream, TokenScore
+    from halyard._halyard import Stream
+
+# What the native module hands over.
+TokenScore = tuple[int, float, int, str]
+"""Token id, log-probability, rank, text."""
+Part = tuple[int, str, list[int], list[list[TokenScore]] | None, str | None, int | str | None]
+"""Sample index, new text, new token ids, their scores, finish reason, stop reason."""
+PromptScores = list[list[TokenScore] | None]
 
 
 @dataclass
