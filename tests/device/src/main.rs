@@ -235,7 +235,7 @@ fn small(path: &Path) -> EngineConfig {
 
 /// The types that were asked for, with how far each may be from Hugging Face's fp32.
 fn types(options: &Options) -> impl Iterator<Item = (DType, Bounds)> {
-    let types: [(DType, Bounds); 3] = [(DType::F32, F32), (DType::F16, F16), (DType::BF16, BF16)];
+    let types: BoundsOfTypes = [(DType::F32, F32), (DType::F16, F16), (DType::BF16, BF16)];
     let only = options.only_dtype;
     types
         .into_iter()
@@ -304,9 +304,11 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
     Ok(())
 }
 
-/// Types of keys and values narrower than any activations: their golden files, and what to hold activations of every
-/// type to.
-const NARROW_KV: [(DType, &str, [(DType, Bounds); 3]); 3] = [
+/// What to hold activations of every type to.
+type BoundsOfTypes = [(DType, Bounds); 3];
+
+/// Types of keys and values narrower than any activations, with their golden files.
+const NARROW_KV: [(DType, &str, BoundsOfTypes); 3] = [
     (
         DType::F8E4M3,
         KV_FP8_GOLDENS,
