@@ -11,12 +11,6 @@ typedef FactorOf<KV, ACT>::type FACTOR;
 #define NT ((GROUP + 7) / 8)          // columns of 8 query heads
 #define DT (HEAD_DIM / 16)            // 16 dims
 
-__device__ __forceinline__ void load_matrix(u32 (&a)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(address)
-                 : "memory");
-}
 __device__ __forceinline__ u32 transposed(u32 x) {
     u32 y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
@@ -94,7 +88,7 @@ __device__ __forceinline__ void multiply_coded_keys(float (&scores)[4][NT][4], c
 #pragma unroll
         for (int m = 0; m < 4; m += 2) {
             u32 units[4];
-            load_codes<false>(units, at + key_unit(row, 2 * m));
+            load_pieces(units, at + key_unit(row, 2 * m));
 #pragma unroll
             for (int step = 0; step < STEPS && row * STEPS + step < DT; step++)
 #pragma unroll
@@ -145,7 +139,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
 #pragma unroll
             for (int m = 0; m < 4; m++) {
                 u32 words[4];
-                load_matrix(words, (d + 1 < DT ? at : last) + key_unit(d, 2 * m));
+                load_pieces(words, (d + 1 < DT ? at : last) + key_unit(d, 2 * m));
 #pragma unroll
                 for (int step = 0; step < 2 && d + step < DT; step++) {
                     u32 a[4];
@@ -161,7 +155,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
 #pragma unroll
             for (int m = 0; m < 4; m++) {
                 u32 a[4];
-                load_matrix(a, at + key_unit(2 * d, 2 * m));
+                load_pieces(a, at + key_unit(2 * d, 2 * m));
 #pragma unroll
                 for (int n = 0; n < NT; n++) mma_m16n8k16<FACTOR>(scores[m][n], a, query[n][d]);
             }
@@ -260,7 +254,7 @@ __device__ __forceinline__ void multiply_coded_values(Softmax &softmax, const u3
 #pragma unroll
         for (int row = 0; row < L::KEY_ROWS; row++) {
             u32 units[4];
-            load_codes<true>(units, at + key_unit(row, 2 * m));
+            load_pieces_transposed(units, at + key_unit(row, 2 * m));
 #pragma unroll
             for (int step = 0; step < STEPS && row * STEPS + step < DT; step++)
 #pragma unroll
@@ -291,7 +285,7 @@ __device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)
 #pragma unroll
             for (int d = 0; d < DT; d++) {
                 u32 words[4];
-                load_matrix(words, at + value_unit(2 * d, m));
+                load_pieces(words, at + value_unit(2 * d, m));
 #pragma unroll
                 for (int step = 0; step < 2; step++) {
                     u32 a[4];
@@ -306,7 +300,7 @@ __device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)
 #pragma unroll
             for (int d = 0; d < DT; d++) {
                 u32 a[4];
-                load_matrix(a, at + value_unit(2 * d, 2 * m));
+                load_pieces(a, at + value_unit(2 * d, 2 * m));
                 add_values<MASKED>(softmax, a, p, d, m, first, last);
             }
     }

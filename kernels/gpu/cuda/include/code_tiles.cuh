@@ -40,20 +40,6 @@ template <typename T, int BITS> __device__ __forceinline__ u32 value_pair(u32 wo
     return fma2<T>(code_pair<T, BITS>(word, j), map.scale, map.minimum);
 }
 
-// Four units, lane l naming row l % 8 of unit l / 8. TRANSPOSED: a lane 4g + t gets pieces g of rows 2t, 2t + 1, else
-// pieces 2t, 2t + 1 of row g.
-template <bool TRANSPOSED> __device__ __forceinline__ void load_codes(u32 (&units)[4], u32 address) {
-    if (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(units[0]), "=r"(units[1]), "=r"(units[2]), "=r"(units[3])
-                     : "r"(address)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(units[0]), "=r"(units[1]), "=r"(units[2]), "=r"(units[3])
-                     : "r"(address)
-                     : "memory");
-}
 __device__ __forceinline__ u32 load_word(u32 address) {
     u32 word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");

@@ -4,6 +4,21 @@
 
 #if !defined(PORTABLE)
 
+// Four 8×8 pieces of 16-bit values, lane l naming row l % 8 of piece l / 8; lane 4g + t gets values 2t, 2t+1 of row g.
+__device__ __forceinline__ void load_pieces(u32 (&pieces)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(pieces[0]), "=r"(pieces[1]), "=r"(pieces[2]), "=r"(pieces[3])
+                 : "r"(address)
+                 : "memory");
+}
+// The same, each piece transposed: lane 4g + t gets values g of rows 2t, 2t+1.
+__device__ __forceinline__ void load_pieces_transposed(u32 (&pieces)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(pieces[0]), "=r"(pieces[1]), "=r"(pieces[2]), "=r"(pieces[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // d += a · b over 16 rows, 8 columns, 16 deep. With g = lane / 4 and t = lane % 4: a holds rows g and g + 8 (a[0], a[2]
 // and a[1], a[3]), depths 2t, 2t+1 (a[0], a[1]) and 2t+8, 2t+9 (a[2], a[3]); b column g at the same depths; d rows g
 // (d[0], d[1]) and g + 8, columns 2t, 2t+1.

@@ -18,20 +18,6 @@ template <int N> __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Four 8×8 pieces of 16-bit values, lane l naming row l % 8 of piece l / 8; lane 4g + t gets values 2t, 2t+1 of row g.
-__device__ __forceinline__ void load_pieces(u32 (&pieces)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(pieces[0]), "=r"(pieces[1]), "=r"(pieces[2]), "=r"(pieces[3])
-                 : "r"(address)
-                 : "memory");
-}
-// The same, each piece transposed: lane 4g + t gets values g of rows 2t, 2t+1.
-__device__ __forceinline__ void load_pieces_transposed(u32 (&pieces)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(pieces[0]), "=r"(pieces[1]), "=r"(pieces[2]), "=r"(pieces[3])
-                 : "r"(address)
-                 : "memory");
-}
 __device__ __forceinline__ void store_shared(u32 to, u32 word) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }

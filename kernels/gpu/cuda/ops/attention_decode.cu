@@ -163,7 +163,7 @@ __device__ __forceinline__ void load_query(u32 (&query)[NT][DT][2], u32 buffer) 
 #pragma unroll
         for (int d = 0; d + 1 < DT; d += 2) {
             u32 units[4];
-            load_matrix(units, at + (n * (HEAD_DIM / 8) + 2 * d) * 128);
+            load_pieces(units, at + (n * (HEAD_DIM / 8) + 2 * d) * 128);
             query[n][d][0] = units[0];
             query[n][d][1] = units[1];
             query[n][d + 1][0] = units[2];
@@ -172,7 +172,7 @@ __device__ __forceinline__ void load_query(u32 (&query)[NT][DT][2], u32 buffer) 
         if (DT % 2) {
             // Two units are left: the upper lanes' addresses count for nothing, but must be readable.
             u32 units[4];
-            load_matrix(units, buffer + threadIdx.x % 16 * 16 + (n * (HEAD_DIM / 8) + 2 * (DT - 1)) * 128);
+            load_pieces(units, buffer + threadIdx.x % 16 * 16 + (n * (HEAD_DIM / 8) + 2 * (DT - 1)) * 128);
             query[n][DT - 1][0] = units[0];
             query[n][DT - 1][1] = units[1];
         }

@@ -194,7 +194,9 @@ __device__ __forceinline__ void widen_codes(u32 from, u32 to, int keys, int warp
 #pragma unroll 2
     for (int row = 0; row < L::KEY_ROWS; row++) {
         u32 units[4];
-        load_codes<VALUES>(units, from + (row * L::TOKEN_UNITS + eighth) * 128 + row_of_unit);
+        u32 at = from + (row * L::TOKEN_UNITS + eighth) * 128 + row_of_unit;
+        if constexpr (VALUES) load_pieces_transposed(units, at);
+        else load_pieces(units, at);
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
             u32 out[4], dims = row * PAIRS + j;

@@ -46,14 +46,6 @@ __device__ __forceinline__ void load_part(u32 to, const u8 *from, int thread) {
     for (int at = 16 * thread; at < PART_BYTES; at += 16 * THREADS) load_async(to + at, from + at);
 }
 
-// Four 8×8 pieces, lane l naming row l % 8 of piece l / 8.
-__device__ __forceinline__ void load_pieces(u32 (&pieces)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(pieces[0]), "=r"(pieces[1]), "=r"(pieces[2]), "=r"(pieces[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 // d (16 rows, 8 · COLUMNS) += a · b, DEPTH 16-deep steps; b's units lie in shared memory as in the cache.
 template <int COLUMNS, int DEPTH>
 __device__ __forceinline__ void multiply(float (&d)[4 * COLUMNS], const u32 (&a)[4 * DEPTH], u32 b, int lane) {
@@ -95,7 +87,7 @@ __device__ __forceinline__ void multiply_coded_keys(float (&s)[BLOCK / 2], const
 #pragma unroll
         for (int c = 0; c < BLOCK / 8; c += 4) {
             u32 units[4];
-            load_codes<false>(units, at + (row * L::TOKEN_UNITS + c) * 128);
+            load_pieces(units, at + (row * L::TOKEN_UNITS + c) * 128);
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -137,7 +129,7 @@ __device__ __forceinline__ void multiply_coded_values(float (&o)[HEAD_DIM / 2], 
 #pragma unroll
         for (int row = 0; row < L::KEY_ROWS; row++) {
             u32 units[4];
-            load_codes<true>(units, at + (row * L::TOKEN_UNITS + eighth) * 128);
+            load_pieces_transposed(units, at + (row * L::TOKEN_UNITS + eighth) * 128);
 #pragma unroll
             for (int j = 0; j < PAIRS && row * PAIRS + j < HEAD_DIM / 8; j++)
 #pragma unroll

@@ -43,11 +43,7 @@ __device__ __forceinline__ uint4 eight(const u8 *row, u32 k) {
 }
 
 __device__ __forceinline__ void load_pieces(u32 (&pieces)[4], const ACT *row) {
-    u32 address = (u32)__cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(pieces[0]), "=r"(pieces[1]), "=r"(pieces[2]), "=r"(pieces[3])
-                 : "r"(address)
-                 : "memory");
+    load_pieces(pieces, (u32)__cvta_generic_to_shared(row));
 }
 
 // A warp's 16 rows against all columns, over DEPTH.
