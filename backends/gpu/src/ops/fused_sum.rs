@@ -297,17 +297,10 @@ mod tests {
 
     fn facts(capability: u32) -> Facts {
         Facts {
-            name: String::new(),
-            detail: String::new(),
-            arch: String::new(),
             capability,
-            num_sms: 132,
-            warp_size: 32,
             matrix_units: true,
-            struct_params: false,
-            max_shared_bytes: 232_448,
             l2_bytes: 60 << 20,
-            total_memory_bytes: 0,
+            ..crate::ops::tests::facts("", 132, 232_448)
         }
     }
 

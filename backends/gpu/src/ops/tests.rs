@@ -16,6 +16,7 @@ use halyard_platform_api::ops::{Epilogue, Linear};
 use halyard_platform_api::{DType, OpSpec, Result, WeightFormat};
 use sha2::{Digest, Sha256};
 
+pub(super) use self::devices::facts;
 use self::recorder::Recorder;
 use super::{build, build_program};
 use crate::driver::{CollectiveCall, DevicePtr, Driver, Group, Peers, Stream};

@@ -231,17 +231,8 @@ mod tests {
 
     fn facts(matrix_units: bool) -> Facts {
         Facts {
-            name: String::new(),
-            detail: String::new(),
-            arch: String::new(),
-            capability: 0,
-            num_sms: 132,
-            warp_size: 32,
             matrix_units,
-            struct_params: false,
-            max_shared_bytes: 232_448,
-            l2_bytes: 0,
-            total_memory_bytes: 0,
+            ..crate::ops::tests::facts("", 132, 232_448)
         }
     }
 

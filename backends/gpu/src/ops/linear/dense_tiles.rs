@@ -184,19 +184,7 @@ mod tests {
 
     #[test]
     fn all_blocks_of_a_matrix_run_at_a_time() {
-        let h200 = Facts {
-            name: String::new(),
-            detail: String::new(),
-            arch: "sm_90a".to_string(),
-            capability: 90,
-            num_sms: 132,
-            warp_size: 32,
-            matrix_units: true,
-            struct_params: false,
-            max_shared_bytes: 232_448,
-            l2_bytes: 60 << 20,
-            total_memory_bytes: 0,
-        };
+        let h200 = crate::ops::tests::facts("sm_90a", 132, 232_448);
         let of = |n, k| form(n, k, &h200).map(|form| (form.rows, form.splits));
         // An 8B model's matrices, on one of two ranks and on one device.
         assert_eq!(of(3072, 4096), Some((128, 4)));

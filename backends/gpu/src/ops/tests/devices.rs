@@ -42,7 +42,8 @@ fn attention_tiles(head_dim_step: u32, max_head_dim: u32, block_step: u32) -> Op
     })
 }
 
-fn facts(arch: &str, num_sms: u32, max_shared_bytes: u32) -> Facts {
+/// A device without matrix units; tests change what they look at.
+pub(in crate::ops) fn facts(arch: &str, num_sms: u32, max_shared_bytes: u32) -> Facts {
     Facts {
         name: arch.to_string(),
         detail: String::new(),
