@@ -64,6 +64,28 @@ fn build_into(folder: &Path, packages: &[&str]) {
     assert!(status.success(), "building {packages:?} failed");
 }
 
+/// A program of this machine: the one that a variable names, else the first of these names on the path.
+pub fn installed(variable: &str, names: &[&str]) -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os(variable) {
+        return Some(PathBuf::from(named));
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders)
+        // Where Debian puts servers, which is not on everyone's path.
+        .chain([PathBuf::from("/usr/sbin")])
+        .flat_map(|folder| names.iter().map(move |name| folder.join(name)).collect::<Vec<_>>())
+        .find(|file| file.is_file())
+}
+
+/// A port that nobody has on any address of this machine.
+///
+/// # Panics
+/// When all are taken.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("0.0.0.0:0").expect("a free port");
+    listener.local_addr().expect("bound").port()
+}
+
 /// The library of a platform, in the binary's folder.
 pub fn library(name: &str) -> PathBuf {
     binary().with_file_name(format!("libhalyard_{name}.so"))

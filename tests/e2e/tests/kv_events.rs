@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use halyard_e2e::clients::{output, python_with};
-use halyard_e2e::{Server, TestFolder, halyard};
+use halyard_e2e::{Server, TestFolder, free_port, halyard};
 
 const PACKAGES: [&str; 2] = ["msgspec==0.22.0", "pyzmq==27.3.0"];
 
@@ -127,9 +127,4 @@ fn a_place_that_is_taken_stops_the_start() {
         words.contains("--kv-events-config: tcp://*:") && words.contains("in use"),
         "{words}"
     );
-}
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("0.0.0.0:0").expect("a port");
-    listener.local_addr().expect("its number").port()
 }

@@ -4,13 +4,13 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Lines};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use halyard_e2e::scripted::ScriptedModel;
-use halyard_e2e::{Server, TestFolder, fixture, stderr};
+use halyard_e2e::{Server, TestFolder, fixture, free_port, installed, stderr};
 use rcgen::ExtendedKeyUsagePurpose::ServerAuth;
 use serde_json::{Value, json};
 
@@ -22,18 +22,10 @@ const KEY: &str = "behind-nginx-7";
 /// Tokens of an answer that streams; far more than come before the first of them is read.
 const TOKENS: u64 = 2000;
 
-/// An nginx of this machine: named by the variable, or on the path.
+/// An nginx of this machine.
 fn nginx() -> Result<PathBuf, String> {
-    if let Some(named) = std::env::var_os("HALYARD_NGINX") {
-        return Ok(PathBuf::from(named));
-    }
-    // Where Debian puts it, which is not on everyone's path.
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&folders)
-        .chain([PathBuf::from("/usr/sbin")])
-        .map(|folder| folder.join("nginx"))
-        .find(|file| file.is_file())
-        .ok_or_else(|| "no nginx is installed: `tests/setup nginx` fetches it".to_owned())
+    let found = installed("HALYARD_NGINX", &["nginx"]);
+    found.ok_or_else(|| "no nginx is installed: `tests/setup nginx` fetches it".to_owned())
 }
 
 /// The first block of a language in the recipe.
@@ -59,11 +51,6 @@ fn with(text: &str, places: &[(&str, &str)]) -> String {
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("bound").port()
 }
 
 /// A running nginx with two sites: the recipe's, and the same below a path.

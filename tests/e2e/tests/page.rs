@@ -6,7 +6,7 @@ use std::process::Command;
 
 use halyard_e2e::clients::{node_with, output};
 use halyard_e2e::scripted::ScriptedModel;
-use halyard_e2e::{Server, fixture};
+use halyard_e2e::{Server, fixture, installed};
 
 /// The driver of the browser; it brings none.
 const DRIVER: &str = "playwright-core@1.65.1";
@@ -26,17 +26,10 @@ fn storyteller() -> ScriptedModel {
     ScriptedModel::with_template_of(&fixture("../"), "qwen3", &lines)
 }
 
-/// A Chromium of this machine: named by the variable, or on the path.
+/// A Chromium of this machine.
 fn chromium() -> Result<PathBuf, String> {
-    if let Some(named) = std::env::var_os("HALYARD_CHROMIUM") {
-        return Ok(PathBuf::from(named));
-    }
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let names = ["chromium", "chromium-browser", "google-chrome"];
-    std::env::split_paths(&folders)
-        .flat_map(|folder| names.map(|name| folder.join(name)))
-        .find(|file| file.is_file())
-        .ok_or_else(|| "no Chromium is installed: `tests/setup chromium` installs it".to_owned())
+    let found = installed("HALYARD_CHROMIUM", &["chromium", "chromium-browser", "google-chrome"]);
+    found.ok_or_else(|| "no Chromium is installed: `tests/setup chromium` installs it".to_owned())
 }
 
 /// Runs a script of clients/ on a server's page in a browser, with the server's key: it agrees with what it finds. The

@@ -1,14 +1,13 @@
 //! Servers as workers behind routers of other projects, from pip. Two workers serve one model and say who answered, so
 //! a test sees where a request went. Skipped, with the reason, where a router cannot be had.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use halyard_e2e::clients::{output, python_with};
 use halyard_e2e::scripted::ScriptedModel;
-use halyard_e2e::{Server, TestFolder, build_with_binary, fixture};
+use halyard_e2e::{Server, TestFolder, build_with_binary, fixture, free_port};
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -27,11 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const EVENT: Duration = Duration::from_secs(1);
 /// Between looks.
 const PAUSE: Duration = Duration::from_millis(50);
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its number").port()
-}
 
 /// A worker that can end and come back on its port.
 struct Worker {

@@ -2,12 +2,12 @@
 //! writes down of them is read here. Skipped, with the reason, where there is no Rotel.
 
 use std::collections::BTreeMap;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use halyard_e2e::{Server, TestFolder, build_with_binary};
+use halyard_e2e::{Server, TestFolder, build_with_binary, free_port, installed};
 use reqwest::Client;
 use serde_json::{Value, json};
 
@@ -15,23 +15,6 @@ use serde_json::{Value, json};
 const DEADLINE: Duration = Duration::from_secs(60);
 /// A span of each request has three below it.
 const PHASES: [&str; 3] = ["queue", "prefill", "decode"];
-
-/// A Rotel of this machine: named by the variable, or on the path.
-fn program() -> Result<PathBuf, String> {
-    if let Some(named) = std::env::var_os("HALYARD_ROTEL") {
-        return Ok(PathBuf::from(named));
-    }
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&folders)
-        .map(|folder| folder.join("rotel"))
-        .find(|file| file.is_file())
-        .ok_or_else(|| "no rotel is installed: `tests/setup rotel` fetches it".to_owned())
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("bound").port()
-}
 
 /// A running collector that writes each span down.
 struct Collector {
@@ -331,12 +314,9 @@ async fn spans_arrive(collector: &Collector, endpoint: &str, marker: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_of_the_field_gets_the_spans_of_requests_over_both_protocols() {
-    let program = match program() {
-        Ok(program) => program,
-        Err(reason) => {
-            println!("skipped: {reason}");
-            return;
-        }
+    let Some(program) = installed("HALYARD_ROTEL", &["rotel"]) else {
+        println!("skipped: no rotel is installed: `tests/setup rotel` fetches it");
+        return;
     };
     let folder = TestFolder::new("traces");
     let collector = Collector::start(&program, &folder.0);
