@@ -149,13 +149,13 @@ fn steps_that_score_tokens_are_encoded_anew() {
 #[test]
 fn the_device_check_holds_here_and_sees_a_stale_recording() {
     let configure = |path: &std::path::Path| common::config(path);
-    for (name, outcome) in checks::check(&delayed(1), &fixtures(), &[DType::F32], configure) {
+    for (name, outcome) in checks::check(&delayed(1), &fixtures(), &[DType::F32], |_| true, configure) {
         outcome.unwrap_or_else(|why| panic!("{name}: {why}"));
     }
     let llama = || common::config(&fixtures().join("llama"));
     let shown = checks::many_replays(&delayed(1), llama(), 100, false).expect("no growth");
     assert!(shown.contains("0 bytes in buffers"), "{shown}");
-    let refused = checks::check(&stale(), &fixtures(), &[DType::F32], configure);
+    let refused = checks::check(&stale(), &fixtures(), &[DType::F32], |_| true, configure);
     assert!(refused.iter().all(|(_, outcome)| outcome.is_err()), "{refused:?}");
 }
 

@@ -37,9 +37,12 @@ pub struct Options {
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in
     /// every variant fails.
     pub may_lack: Vec<String>,
-    /// Only every `.1`-th row of the ops, from row `.0` on; the suites belong to share 0.
+    /// Only every `.1`-th row of the ops, from row `.0` on. The suites run whole.
     pub share: (usize, usize),
 }
+
+/// How many test runs see every row of a large suite once.
+const SHARES: usize = 5;
 
 impl Default for Options {
     fn default() -> Self {
@@ -55,6 +58,26 @@ impl Default for Options {
 }
 
 impl Options {
+    /// What a test runs of a large suite: the share of its rows that `HALYARD_TEST_SHARE` numbers, as `tests/run` does
+    /// it, and all of them where it is not set or `all`.
+    ///
+    /// # Panics
+    /// Where the variable is neither a number nor `all`.
+    pub fn of_test_run() -> Options {
+        let share = match std::env::var("HALYARD_TEST_SHARE") {
+            Err(_) => (0, 1),
+            Ok(all) if all == "all" => (0, 1),
+            Ok(number) => match number.parse::<usize>() {
+                Ok(number) => (number % SHARES, SHARES),
+                Err(e) => panic!("HALYARD_TEST_SHARE={number}: {e}; give a number, or all"),
+            },
+        };
+        Options {
+            share,
+            ..Options::default()
+        }
+    }
+
     fn wants_part(&self, part: &str) -> bool {
         self.only_part.as_ref().is_none_or(|only| only == part)
     }
@@ -115,15 +138,21 @@ pub fn support(device: &Arc<dyn Device>) -> Vec<Support> {
 
 /// Runs the suite. `oracle` computes what is expected: the reference backend.
 pub fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options) -> Report {
-    let mut report = run_share(device, oracle, options, None);
-    report.check_lacking(&options.may_lack);
+    let mut report = run_share(device, oracle, options, true, None);
+    check_lacking(&mut report, options);
     report
 }
 
-fn run_share(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, watch: Option<Watch>) -> Report {
+fn run_share(
+    device: &Arc<dyn Device>,
+    oracle: &Arc<dyn Device>,
+    options: &Options,
+    with_suites: bool,
+    watch: Option<Watch>,
+) -> Report {
     let mut report = Report::watched(watch);
     cases::run(device, oracle, options, &mut report);
-    if options.share.0 == 0 {
+    if with_suites {
         suites::run(device, oracle, options, &mut report);
     }
     report
@@ -138,8 +167,15 @@ pub fn run_shared(devices: &[Arc<dyn Device>], options: &Options) -> halyard_pla
     let oracles: Vec<_> = devices.iter().map(|_| oracle()).collect::<Result<_, _>>()?;
     let mut all = run_shares(devices, &oracles, options, None);
     all.rows.sort_by(|a, b| (&a.op, &a.variant).cmp(&(&b.op, &b.variant)));
-    all.check_lacking(&options.may_lack);
+    check_lacking(&mut all, options);
     Ok(all)
+}
+
+/// A share of the rows does not tell whether an op is unsupported in all of them.
+fn check_lacking(report: &mut Report, options: &Options) {
+    if options.share.1 == 1 {
+        report.check_lacking(&options.may_lack);
+    }
 }
 
 fn run_shares(
@@ -152,11 +188,12 @@ fn run_shares(
     std::thread::scope(|scope| {
         let pairs = devices.iter().zip(oracles).enumerate();
         let start = |(index, (device, oracle))| {
+            let (first, step) = options.share;
             let options = Options {
-                share: (index, devices.len()),
+                share: (first + index * step, devices.len() * step),
                 ..options.clone()
             };
-            scope.spawn(move || run_share(device, oracle, &options, watch))
+            scope.spawn(move || run_share(device, oracle, &options, index == 0, watch))
         };
         for share in pairs.map(start).collect::<Vec<_>>() {
             match share.join() {

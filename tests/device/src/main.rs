@@ -98,6 +98,7 @@ fn tiny_models() -> impl Iterator<Item = (&'static str, String)> {
 /// Whether a tiny model runs in this type.
 fn runs(options: &Options, model: &str, dtype: DType) -> bool {
     let named = options.only_models.iter().any(|name| name == model);
+    let place = tiny_models().position(|(name, _)| name == model).unwrap_or_default();
     let unasked = match QUANTISED.iter().position(|name| *name == model) {
         Some(place) => place < ALWAYS && dtype == DType::F32,
         None => true,
@@ -107,7 +108,7 @@ fn runs(options: &Options, model: &str, dtype: DType) -> bool {
         DType::F16 => NOT_IN_F16.contains(&model),
         _ => false,
     };
-    options.wants(model) && (named || unasked) && !turns
+    options.wants(model) && (named || unasked && options.shares(place)) && !turns
 }
 
 fn main() -> ExitCode {
@@ -202,6 +203,7 @@ fn conformance(platform: &dyn Platform, options: &Options, table: &mut Table) ->
     let settings = halyard_conformance::Options {
         only_op: options.only_op.clone(),
         filter: options.only_variant.clone(),
+        share: options.share,
         ..halyard_conformance::Options::default()
     };
     let devices: Vec<_> = (0..options.jobs).map(|_| open(platform)).collect::<Result<_, _>>()?;
@@ -283,6 +285,9 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
         if !options.only_models.is_empty() {
             continue;
         }
+        if !options.shares(0) {
+            continue;
+        }
         let Some(model) = &options.model else {
             table.skip(&format!("goldens SmolLM2-135M {dtype:?}"), "--model names no file");
             continue;
@@ -342,6 +347,7 @@ const NARROW_KV: [(DType, &str, BoundsOfTypes); 3] = [
 fn golden_models_over_narrow_kv(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let info = open(platform)?.info().clone();
     let wanted = |dtype: DType| options.only_dtype.is_none_or(|only| only == dtype);
+    let mut number = 0..;
     let wanted_kv = |kv: DType| options.only_kv.is_empty() || options.only_kv.contains(&kv);
     for (kv, golden, types) in NARROW_KV.into_iter().filter(|(kv, ..)| wanted_kv(*kv)) {
         for (dtype, bounds) in types.into_iter().filter(|(dtype, _)| wanted(*dtype)) {
@@ -356,7 +362,8 @@ fn golden_models_over_narrow_kv(platform: &dyn Platform, options: &Options, tabl
                 .iter()
                 .filter(|_| kv == DType::F8E4M3 && dtype == DType::F32);
             let told = |model: &&&str| dtype == DType::F32 || kv != DType::U4 || **model != NOT_OVER_U4_IN_HALVES;
-            for model in KV_FP8_MODELS.iter().filter(told).chain(scaled) {
+            let models = KV_FP8_MODELS.iter().filter(told).chain(scaled);
+            for (model, _) in models.zip(&mut number).filter(|(_, number)| options.shares(*number)) {
                 let folder = options.fixtures.join(model);
                 let mut config = small(&folder);
                 (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(kv));
@@ -409,6 +416,7 @@ fn recorded(platform: &dyn Platform, options: &Options, table: &mut Table) -> Re
         &device,
         &options.fixtures,
         &[DType::F32, DType::F16, DType::BF16],
+        |number| options.shares(number),
         small,
     ) {
         note(&name, outcome, table);

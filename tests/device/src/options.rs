@@ -56,6 +56,9 @@ pub struct Options {
     pub only_op: Option<String>,
     /// Only rows of it that fit each of these (`halyard_conformance::row_fits`).
     pub only_variant: Vec<String>,
+    /// Only every `.1`-th row of it, tiny model and recording, from number `.0` on: what
+    /// [`halyard_conformance::Options::of_test_run`] says where `--share` is given.
+    pub share: (usize, usize),
     /// Handles of the device that share the conformance suite, a thread each.
     pub jobs: usize,
     /// Steps of the replay check.
@@ -72,15 +75,20 @@ pub struct Options {
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model \
-    FILE.gguf] [--op NAME] [--variant PART|PART…|!PART]… [--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] \
-    [--kv fp8|int8|int4]… [--golden MODEL]… [--except MODEL]… [conformance] [goldens] [lora] [recording] [drafts] \
-    [hidden-states] [replays] [collectives] [tensor-parallel]";
+    FILE.gguf] [--op NAME] [--variant PART|PART…|!PART]… [--jobs COUNT] [--share] [--replays COUNT] \
+    [--dtype f32|f16|bf16] [--kv fp8|int8|int4]… [--golden MODEL]… [--except MODEL]… \
+    [conformance] [goldens] [lora] [recording] [drafts] [hidden-states] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Whether the goldens of a tiny model are wanted.
     pub fn wants(&self, model: &str) -> bool {
         let is_named = |names: &[String]| names.iter().any(|name| name == model);
         (self.only_models.is_empty() || is_named(&self.only_models)) && !is_named(&self.except_models)
+    }
+
+    /// Whether number `number` of a list is of the share.
+    pub fn shares(&self, number: usize) -> bool {
+        number % self.share.1 == self.share.0
     }
 
     /// Reads arguments. Without a check: all.
@@ -96,6 +104,7 @@ impl Options {
             model: None,
             only_op: None,
             only_variant: Vec::new(),
+            share: (0, 1),
             jobs: 1,
             replays: 10_000,
             only_dtype: None,
@@ -106,6 +115,10 @@ impl Options {
         while let Some(argument) = arguments.next() {
             if let Some((_, check)) = ALL.iter().find(|(name, _)| *name == argument) {
                 options.checks.push(*check);
+                continue;
+            }
+            if argument == "--share" {
+                options.share = halyard_conformance::Options::of_test_run().share;
                 continue;
             }
             let value = arguments
@@ -169,8 +182,10 @@ mod tests {
 
     #[test]
     fn without_a_check_all_run() {
-        let options = parse("--platform x --replays 7").expect("right");
+        let options = parse("--platform x --share --replays 7").expect("right");
         assert_eq!(options.checks.len(), ALL.len());
+        // All, as no variable says otherwise here.
+        assert!((0..5).all(|number| options.shares(number)) || std::env::var_os("HALYARD_TEST_SHARE").is_some());
         assert_eq!(options.replays, 7);
         assert!(options.wants("a"));
     }

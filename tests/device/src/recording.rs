@@ -29,20 +29,23 @@ pub fn applies(device: &dyn Device) -> Result<(), String> {
     }
 }
 
-/// Serves the same requests recorded and encoded anew, in those of the types that the device computes in.
+/// Serves the same requests recorded and encoded anew, in those of the types that the device computes in: those pairs
+/// of a type and a family whose number `wanted` takes.
 pub fn check(
     device: &Arc<dyn Device>,
     fixtures: &Path,
     types: &[DType],
+    wanted: impl Fn(usize) -> bool,
     configure: impl Fn(&Path) -> EngineConfig,
 ) -> Vec<Outcome> {
     let info = device.info();
     let mut outcomes = Vec::new();
-    for &dtype in types {
-        if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(dtype) {
-            continue;
-        }
-        for family in FAMILIES {
+    let pairs = types
+        .iter()
+        .flat_map(|&dtype| FAMILIES.map(|family| (dtype, family)))
+        .enumerate();
+    for (_, (dtype, family)) in pairs.filter(|(number, _)| wanted(*number)) {
+        if info.compute_dtypes.contains(dtype) && info.kv_dtypes.contains(dtype) {
             let mut config = configure(&fixtures.join(family));
             (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(dtype));
             config.recording.from_step = 1;

@@ -48,7 +48,7 @@ fn a_model_with_ops_that_it_lacks_is_refused_with_their_names() {
 
 #[test]
 fn models_give_what_hugging_face_gives() {
-    let mut arguments = vec!["--dtype", "f32"];
+    let mut arguments = vec!["--share", "--dtype", "f32"];
     LATENT.iter().for_each(|model| arguments.extend(["--except", model]));
     arguments.extend(["goldens", "lora"]);
     check(&arguments);

@@ -64,13 +64,13 @@ fn layer_is_missing(output: &Output) -> bool {
 
 #[test]
 fn every_op_conforms_with_each_call_validated() {
-    let Some(output) = check(&["--jobs", "2", "conformance"], true) else {
+    let Some(output) = check(&["--jobs", "2", "--share", "conformance"], true) else {
         return;
     };
     if !layer_is_missing(&output) {
         return assert_passed(&output);
     }
-    if let Some(output) = check(&["--jobs", "2", "conformance"], false) {
+    if let Some(output) = check(&["--jobs", "2", "--share", "conformance"], false) {
         assert_passed(&output);
     }
 }
@@ -82,7 +82,7 @@ fn products_for_gpus_conform_too() {
     let mut command = program();
     command.env("HALYARD_VULKAN_GPU_KERNELS", "1");
     command.args(["--op", "linear", "--variant", "!quantized act allowed"]);
-    command.args(["--jobs", "2", "conformance"]);
+    command.args(["--jobs", "2", "--share", "conformance"]);
     if let Err(e) = halyard_vulkan::VulkanPlatform.devices() {
         println!("skipped: {}", e.message);
         return;
@@ -110,7 +110,15 @@ fn products_of_rounded_tokens_conform() {
 #[test]
 fn recorded_steps_are_one_shot_steps() {
     if let Some(output) = check(
-        &["--replays", "500", "recording", "drafts", "hidden-states", "replays"],
+        &[
+            "--share",
+            "--replays",
+            "500",
+            "recording",
+            "drafts",
+            "hidden-states",
+            "replays",
+        ],
         false,
     ) {
         assert_passed(&output);
@@ -122,7 +130,7 @@ fn recorded_steps_are_one_shot_steps() {
 #[test]
 fn models_give_what_hugging_face_gives() {
     let model = std::env::var("HALYARD_TEST_MODEL").ok();
-    let mut arguments = vec!["--dtype", "f32", "goldens", "lora"];
+    let mut arguments = vec!["--share", "--dtype", "f32", "goldens", "lora"];
     match &model {
         Some(model) => arguments.extend(["--model", model]),
         None => println!("skipped: HALYARD_TEST_MODEL names no model; the tiny ones run"),

@@ -108,7 +108,7 @@ fn text(output: &Output) -> (String, String) {
 
 #[test]
 fn every_op_conforms() {
-    check(&["--jobs", "2", "conformance"]);
+    check(&["--jobs", "2", "--share", "conformance"]);
 }
 
 /// By the runtime's own instruction where it has one, by plain operations elsewhere.
@@ -214,14 +214,22 @@ fn kernels_on_matrix_units_conform() {
 
 #[test]
 fn recorded_steps_are_one_shot_steps() {
-    check(&["--replays", "200", "recording", "drafts", "hidden-states", "replays"]);
+    check(&[
+        "--share",
+        "--replays",
+        "200",
+        "recording",
+        "drafts",
+        "hidden-states",
+        "replays",
+    ]);
 }
 
 #[test]
 fn models_give_what_hugging_face_gives() {
     let model = std::env::var("HALYARD_TEST_MODEL").ok();
     // What processors compute in by preference; the other types take as long again.
-    let mut arguments = vec!["--dtype", "f32", "goldens", "lora"];
+    let mut arguments = vec!["--share", "--dtype", "f32", "goldens", "lora"];
     match &model {
         Some(model) => arguments.extend(["--model", model]),
         None => println!("skipped: HALYARD_TEST_MODEL names no model; the tiny ones run"),

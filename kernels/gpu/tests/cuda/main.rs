@@ -4,6 +4,8 @@
 
 mod hip;
 mod nvrtc;
+#[path = "../share/mod.rs"]
+mod share;
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -50,7 +52,8 @@ fn needs_ptx(source: &File, defines: &[String]) -> bool {
     headers.iter().any(includes) && !defines.iter().any(|define| define == "-DMATRIX=0")
 }
 
-/// Compiles every set that `wanted` takes for every architecture; returns how many there were and what failed.
+/// Compiles every set that `wanted` takes for every architecture, of this test run's share; returns how many there are
+/// in all shares, and what failed.
 fn compile_all(
     architectures: &[&str],
     wanted: impl Fn(&File, &[String]) -> bool,
@@ -66,6 +69,10 @@ fn compile_all(
             );
         }
     }
+    let count = jobs.len();
+    jobs.retain(|(source, defines, architecture)| {
+        share::is_ours(&format!("{} {} {architecture}", source.name, defines.join(" ")))
+    });
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     std::thread::scope(|scope| {
@@ -80,7 +87,8 @@ fn compile_all(
             });
         }
     });
-    (jobs.len(), failures.into_inner().unwrap_or_else(|e| e.into_inner()))
+    println!("{} of {count} compilations are of this run's share", jobs.len());
+    (count, failures.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
 #[test]
