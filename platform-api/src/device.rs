@@ -289,7 +289,8 @@ pub trait OpRegistry: Send + Sync {
     /// `Unsupported` with the reason.
     fn support(&self, spec: &OpSpec) -> Result<OpSupport>;
 
-    /// Prepares `spec`. Equal specs may share one op. For load time; may compile and tune.
+    /// Prepares `spec`. Equal specs may share one op. For load time, from several threads at once. It may compile and
+    /// tune.
     ///
     /// # Errors
     /// `Unsupported` as [`OpRegistry::support`]; `OutOfMemory`.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use halyard_kernels_gpu::Source;
 use halyard_platform_api::Result;
@@ -16,14 +16,16 @@ use crate::driver::{Driver, Function, KernelText, Module};
 const MAGIC: &[u8; 16] = b"halyard image 1\n";
 const HASH_BYTES: usize = 32;
 
-/// The state of a device's kernel files.
+/// One kernel file under one set of definitions.
 #[derive(Default)]
-struct Known {
-    /// By what the module was asked as.
-    modules: HashMap<String, Module>,
-    /// With the dynamic shared memory that it was made ready for.
-    functions: HashMap<(String, String), (Function, u32)>,
+struct Compiled {
+    module: Option<Module>,
+    /// By entry point, with the dynamic shared memory that it was made ready for.
+    functions: HashMap<String, (Function, u32)>,
 }
+
+/// Each by itself, so that several files are compiled at once.
+type Known = HashMap<String, Arc<Mutex<Compiled>>>;
 
 /// The results of self-tests of functions.
 type Tested = Mutex<HashMap<Function, bool>>;
@@ -63,30 +65,26 @@ impl Modules {
             options.push(format!("-DENTRY_{name}"));
         }
         let asked = format!("{} {}", source.name, options.join(" "));
-        let entry = (asked.clone(), name.to_string());
+        let compiled = lock(&self.known).entry(asked).or_default().clone();
         // Held throughout: a file that two ops ask for at once is compiled once.
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&(function, ready)) = known.functions.get(&entry)
+        let mut compiled = lock(&compiled);
+        if let Some(&(function, ready)) = compiled.functions.get(name)
             && ready >= shared_bytes
         {
             return Ok(function);
         }
-        let module = match known.modules.get(&asked) {
-            Some(&module) => module,
-            None => {
-                let module = self.module(driver, source, &options)?;
-                known.modules.insert(asked, module);
-                module
-            }
+        let module = match compiled.module {
+            Some(module) => module,
+            None => *compiled.module.insert(self.module(driver, source, &options)?),
         };
         let function = driver.function(module, name, shared_bytes)?;
-        known.functions.insert(entry, (function, shared_bytes));
+        compiled.functions.insert(name.to_string(), (function, shared_bytes));
         Ok(function)
     }
 
     /// What `test` of a function says, which is run once a function. Two ops that ask at once wait for one test.
     pub(crate) fn self_test(&self, function: Function, test: impl FnOnce() -> bool) -> bool {
-        let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tested = lock(&self.tested);
         *tested.entry(function).or_insert_with(test)
     }
 
@@ -111,6 +109,10 @@ impl Modules {
         }
         Ok(module)
     }
+}
+
+fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
+    guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Everything that the image depends on, hashed.

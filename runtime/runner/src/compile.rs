@@ -96,6 +96,14 @@ pub(crate) fn compile(
     model.program.validate()?;
     let report = device.ops().claim(&model.program)?;
     let plan = segments(&report.claims, &model.program)?;
+    let (alone, together): (Vec<&Claim>, Vec<&Claim>) = plan.iter().partition(|segment| segment.count == 1);
+    let region = |segment: &Claim| model.program.region(segment.first as usize, segment.count as usize);
+    preparer.ahead(
+        alone
+            .iter()
+            .map(|segment| &model.program.nodes[segment.first as usize].spec),
+        together.into_iter().map(|segment| region(segment).0).collect(),
+    );
     let mut ops: Vec<(Arc<dyn PreparedOp>, Vec<u16>, Claim)> = Vec::new();
     let mut complete = true;
     for segment in plan {
@@ -107,7 +115,7 @@ pub(crate) fn compile(
                 None => complete = false,
             }
         } else {
-            let (region, original) = model.program.region(first, count);
+            let (region, original) = region(&segment);
             ops.push((preparer.region(region)?, original, segment));
         }
     }

@@ -1,19 +1,37 @@
-//! Prepares each op once for all programs of a model. Collects the ops that the platform lacks, so that one error names
-//! them all.
+//! Prepares each op once for all programs of a model, several at once, as platforms compile and tune them. Collects the
+//! ops that the platform lacks, so that one error names them all.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::available_parallelism;
 
 use halyard_platform_api::{Communicator, Device, OpSpec, PreparedOp, Program, Status};
 
 use crate::error::RunnerError;
+
+/// Most ops that are prepared at once: a compiler takes some hundred MB for each.
+const MAX_THREADS: usize = 16;
+
+/// What tells specs apart.
+type Key = (String, u32, Vec<u8>);
+
+fn key(spec: &OpSpec) -> Key {
+    (spec.name().to_string(), spec.version(), spec.wire_bytes())
+}
+
+/// Something to prepare ahead of its turn.
+enum Work<'p> {
+    Op(Key, &'p OpSpec),
+    Region(Program),
+}
 
 /// Prepares ops, each equal spec once.
 pub(crate) struct Preparer<'a> {
     device: &'a dyn Device,
     /// This rank's, where there are several.
     communicator: Option<&'a dyn Communicator>,
-    prepared: HashMap<(String, u32, Vec<u8>), Arc<dyn PreparedOp>>,
+    prepared: HashMap<Key, Arc<dyn PreparedOp>>,
     programs: Vec<(Program, Arc<dyn PreparedOp>)>,
     missing: Vec<String>,
 }
@@ -29,9 +47,60 @@ impl<'a> Preparer<'a> {
         }
     }
 
+    /// Prepares ops and regions on several threads. [`Preparer::op`] and [`Preparer::region`] then find them;
+    /// they try again what failed, and tell why. Collectives are left to them: ranks prepare those in one order.
+    pub(crate) fn ahead<'p>(&mut self, specs: impl Iterator<Item = &'p OpSpec>, regions: Vec<Program>) {
+        let is_collective = |spec: &OpSpec| matches!(spec, OpSpec::Collective(_));
+        let mut work: Vec<Work<'_>> = Vec::new();
+        let mut seen = HashSet::new();
+        for spec in specs.filter(|spec| !is_collective(spec)) {
+            let key = key(spec);
+            if !self.prepared.contains_key(&key) && seen.insert(key.clone()) {
+                work.push(Work::Op(key, spec));
+            }
+        }
+        for region in regions {
+            let is_known = self.programs.iter().any(|(known, _)| *known == region)
+                || work
+                    .iter()
+                    .any(|other| matches!(other, Work::Region(other) if *other == region));
+            if !is_known && !region.nodes.iter().any(|node| is_collective(&node.spec)) {
+                work.push(Work::Region(region));
+            }
+        }
+        let threads = available_parallelism()
+            .map_or(1, |n| n.get().min(MAX_THREADS))
+            .min(work.len());
+        if threads < 2 {
+            return;
+        }
+        let ops = self.device.ops();
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let prepared = match work {
+                            Work::Op(_, spec) => ops.support(spec).and_then(|_| ops.prepare(spec)),
+                            Work::Region(region) => ops.prepare_program(region),
+                        };
+                        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                        done.extend(prepared.ok().map(|op| (work, op)));
+                    }
+                });
+            }
+        });
+        for (work, op) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            match work {
+                Work::Op(key, _) => drop(self.prepared.insert(key.clone(), op)),
+                Work::Region(region) => self.programs.push((region.clone(), op)),
+            }
+        }
+    }
+
     /// The prepared op of a spec; `None` when the platform lacks it, which is noted.
     pub(crate) fn op(&mut self, spec: &OpSpec) -> Result<Option<Arc<dyn PreparedOp>>, RunnerError> {
-        let key = (spec.name().to_string(), spec.version(), spec.wire_bytes());
+        let key = key(spec);
         if let Some(op) = self.prepared.get(&key) {
             return Ok(Some(op.clone()));
         }

@@ -39,53 +39,54 @@ impl StepOps {
     ) -> Result<Option<StepOps>, RunnerError> {
         let c = &plan.capacities;
         let (max_seqs, max_tokens, vocab) = (c.max_seqs, c.max_tokens, c.vocab);
-        let mut op = |spec: OpSpec| preparer.op(&spec);
-        let prepare_inputs = op(PrepareInputs { max_seqs, max_tokens }.into())?;
-        let slot_mapping = op(SlotMapping {
-            block_size: plan.options.block_size,
+        let specs: [OpSpec; 8] = [
+            PrepareInputs { max_seqs, max_tokens }.into(),
+            SlotMapping {
+                block_size: plan.options.block_size,
+            }
+            .into(),
+            UpdateRows {
+                max_seqs,
+                max_sampled: c.max_sampled,
+            }
+            .into(),
+            Argmax { vocab, max_seqs }.into(),
+            Sample { vocab, max_seqs }.into(),
+            LogitsProcess { vocab, max_seqs }.into(),
+            TopLogprobs {
+                vocab,
+                k: ring.k,
+                max_rows: c.logits_chunk,
+            }
+            .into(),
+            Copy { dtype: DType::F32 }.into(),
+        ];
+        preparer.ahead(specs.iter(), Vec::new());
+        let mut ops = Vec::with_capacity(specs.len());
+        for spec in &specs {
+            ops.push(preparer.op(spec)?);
         }
-        .into())?;
-        let update_rows = op(UpdateRows {
-            max_seqs,
-            max_sampled: c.max_sampled,
-        }
-        .into())?;
-        let argmax = op(Argmax { vocab, max_seqs }.into())?;
-        let sample = op(Sample { vocab, max_seqs }.into())?;
-        let logits_process = op(LogitsProcess { vocab, max_seqs }.into())?;
-        let top_logprobs = op(TopLogprobs {
-            vocab,
-            k: ring.k,
-            max_rows: c.logits_chunk,
-        }
-        .into())?;
-        let copy_logits = op(Copy { dtype: DType::F32 }.into())?;
         let copy_states = match c.hidden_states {
-            Some((_, dtype)) => op(Copy { dtype }.into())?,
+            Some((_, dtype)) => preparer.op(&Copy { dtype }.into())?,
             None => None,
         };
-        let all = (
-            prepare_inputs,
-            slot_mapping,
-            update_rows,
-            argmax,
-            sample,
-            logits_process,
-            top_logprobs,
-            copy_logits,
-        );
-        let (
-            Some(prepare_inputs),
-            Some(slot_mapping),
-            Some(update_rows),
-            Some(argmax),
-            Some(sample),
-            Some(logits_process),
-            Some(top_logprobs),
-            Some(copy_logits),
-        ) = all
-        else {
+        let Some(ops) = ops.into_iter().collect::<Option<Vec<_>>>() else {
             return Ok(None);
+        };
+        let Ok(
+            [
+                prepare_inputs,
+                slot_mapping,
+                update_rows,
+                argmax,
+                sample,
+                logits_process,
+                top_logprobs,
+                copy_logits,
+            ],
+        ) = <[Arc<dyn PreparedOp>; 8]>::try_from(ops)
+        else {
+            return Err(RunnerError::Internal("as many ops as specs"));
         };
         Ok(Some(StepOps {
             prepare_inputs,
