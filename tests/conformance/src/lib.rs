@@ -37,7 +37,7 @@ pub struct Options {
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in
     /// every variant fails.
     pub may_lack: Vec<String>,
-    /// Only every `.1`-th row of the ops, from row `.0` on. The suites run whole.
+    /// Only share `.0` of `.1` of the ops' rows, which are dealt by their names. The suites run whole.
     pub share: (usize, usize),
 }
 
@@ -64,22 +64,23 @@ impl Options {
     /// # Panics
     /// Where the variable is neither a number nor `all`.
     pub fn of_test_run() -> Options {
-        let share = match std::env::var("HALYARD_TEST_SHARE") {
-            Err(_) => (0, 1),
-            Ok(all) if all == "all" => (0, 1),
-            Ok(number) => match number.parse::<usize>() {
-                Ok(number) => (number % SHARES, SHARES),
-                Err(e) => panic!("HALYARD_TEST_SHARE={number}: {e}; give a number, or all"),
-            },
-        };
         Options {
-            share,
+            share: share_of(std::env::var("HALYARD_TEST_SHARE").as_deref().unwrap_or("all")),
             ..Options::default()
         }
     }
 
     fn wants_part(&self, part: &str) -> bool {
         self.only_part.as_ref().is_none_or(|only| only == part)
+    }
+}
+
+/// The share that a number or `all` stands for.
+fn share_of(text: &str) -> (usize, usize) {
+    match (text, text.parse::<usize>()) {
+        ("all", _) => (0, 1),
+        (_, Ok(number)) => (number % SHARES, SHARES),
+        (_, Err(e)) => panic!("HALYARD_TEST_SHARE={text}: {e}; give a number, or all"),
     }
 }
 
@@ -232,7 +233,26 @@ macro_rules! assert_conformant {
 
 #[cfg(test)]
 mod tests {
-    use super::row_fits;
+    use super::{SHARES, row_fits, share_of};
+
+    #[test]
+    fn five_numbers_in_a_row_have_every_row_once_and_all_is_all() {
+        let has = |text: &str, row: usize| {
+            let (first, step) = share_of(text);
+            row % step == first
+        };
+        for row in 0..20 {
+            let runs = (1072..1072 + SHARES).filter(|number| has(&number.to_string(), row));
+            assert_eq!(runs.count(), 1, "row {row}");
+            assert!(has("all", row));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "HALYARD_TEST_SHARE=half: ")]
+    fn what_is_no_share_is_named() {
+        share_of("half");
+    }
 
     #[test]
     fn a_filter_names_what_a_row_holds_one_of_several_and_what_it_does_not() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use halyard_conformance::{Faulty, Options, oracle, run};
+use halyard_conformance::{Faulty, Options, oracle, run, support};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_platform_api::{Device, OpSpec, Platform, ops};
 
@@ -13,7 +13,7 @@ fn computed() -> impl Iterator<Item = &'static str> {
     all.filter(|name| !OpSpec::RESERVED.contains(name) && *name != ops::Collective::NAME)
 }
 
-/// An op's rows, of those of a large one a share: a row of ten is seen in every test run.
+/// An op's rows; of the ops with hundreds of them, a share.
 fn of_op(op: &str) -> Options {
     let share = match op {
         "linear" | "moe_linear" | "attention" | "latent_attention" => Options::of_test_run().share,
@@ -26,6 +26,16 @@ fn of_op(op: &str) -> Options {
     }
 }
 
+/// On the reference, which runs them all (backends.rs).
+#[test]
+fn every_op_of_the_catalogue_has_cases_but_for_those_that_nobody_computes() {
+    let rows = support(&oracle().unwrap());
+    for op in computed() {
+        let runs = rows.iter().any(|row| row.op == op && row.outcome.is_ok());
+        assert!(runs, "no case of {op}");
+    }
+}
+
 #[test]
 fn a_planted_fault_in_each_op_turns_the_suite_red() {
     for op in computed() {
@@ -33,6 +43,10 @@ fn a_planted_fault_in_each_op_turns_the_suite_red() {
         let options = of_op(op);
         let faulty: Arc<dyn Device> = Arc::new(Faulty::new(oracle().unwrap(), op).unwrap());
         let report = run(&faulty, &reference, &options);
+        assert!(
+            report.rows.iter().any(|row| row.op == op),
+            "{op} has no row in this share"
+        );
         assert!(!report.passed(), "the fault in {op} was not seen:\n{report}");
         // Every row of the op sees it, not one lucky case.
         for row in report.rows.iter().filter(|row| row.op == op) {
