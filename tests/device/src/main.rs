@@ -98,7 +98,7 @@ fn tiny_models() -> impl Iterator<Item = (&'static str, String)> {
 /// Whether a tiny model runs in this type.
 fn runs(options: &Options, model: &str, dtype: DType) -> bool {
     let named = options.only_models.iter().any(|name| name == model);
-    let place = tiny_models().position(|(name, _)| name == model).unwrap_or_default();
+    let number = tiny_models().position(|(name, _)| name == model).unwrap_or_default();
     let unasked = match QUANTISED.iter().position(|name| *name == model) {
         Some(place) => place < ALWAYS && dtype == DType::F32,
         None => true,
@@ -108,7 +108,7 @@ fn runs(options: &Options, model: &str, dtype: DType) -> bool {
         DType::F16 => NOT_IN_F16.contains(&model),
         _ => false,
     };
-    options.wants(model) && (named || unasked && options.shares(place)) && !turns
+    options.wants(model) && (named || unasked && options.shares(number)) && !turns
 }
 
 fn main() -> ExitCode {
@@ -282,10 +282,7 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
                 table,
             )?;
         }
-        if !options.only_models.is_empty() {
-            continue;
-        }
-        if !options.shares(0) {
+        if !options.only_models.is_empty() || !options.shares(0) {
             continue;
         }
         let Some(model) = &options.model else {
