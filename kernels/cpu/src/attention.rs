@@ -9,19 +9,16 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use half::{bf16, f16};
-
 use crate::attention_bf16::{QueryPairs, dots_pairs, round_queries, values_pairs};
 use crate::attention_coded::{TurnedQueries, dots_coded, turn_queries, values_coded};
 use crate::attention_job::{Attention, KEYS, PANELS, Panel, State, finish_scores, key_panels, vectors};
-use crate::kv::E4m3;
-use crate::kv_coded::{I8, U4};
-use crate::kv_layout::{KvDtype, KvElement, KvLayout};
+use crate::kv_layout::{KvElement, KvLayout};
 use crate::math::exp2_nonpositive;
 use crate::simd::{LANES, Simd, unroll};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
+
 /// What some caches want to have of the queries of a tile's rows besides themselves.
 struct QueryForms<const R: usize> {
     /// Over a cache in bf16: them in bf16.
@@ -30,22 +27,22 @@ struct QueryForms<const R: usize> {
     turned: TurnedQueries<R>,
 }
 
-/// Runs the call for one element type.
+/// Computes rows of the call from one on; gives how many.
+pub(crate) type TileFn = unsafe fn(&Attention<'_>, usize) -> usize;
+/// By how many rows there are, at most: 1, 2, 3, 4.
+pub(crate) type Tiles = [TileFn; ROWS];
+
+/// Runs the call. Each tile is a function of its own: together they are half a megabyte, which as one function takes a
+/// compiler minutes.
 ///
 /// # Safety
-/// The CPU has `S`'s instruction set; the promises of `Kernels::attention`.
-#[inline(always)]
-pub(crate) unsafe fn run<S: Simd>(job: &Attention<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match job.layout.dtype {
-            KvDtype::F32 => rows::<S, f32>(job),
-            KvDtype::F16 => rows::<S, f16>(job),
-            KvDtype::Bf16 => rows::<S, bf16>(job),
-            KvDtype::E4m3 => rows::<S, E4m3>(job),
-            KvDtype::I8 => rows::<S, I8>(job),
-            KvDtype::U4 => rows::<S, U4>(job),
-        }
+/// The CPU has the instruction set of `tiles`, which are of the layout's element type; the promises of
+/// `Kernels::attention`.
+pub(crate) unsafe fn run(job: &Attention<'_>, tiles: &Tiles) {
+    let (mut row, end) = (job.queries.start * job.group, job.queries.end * job.group);
+    while row < end {
+        // SAFETY: rows row .. row + R lie inside the queries; the caller's promise.
+        row += unsafe { tiles[(end - row).min(ROWS) - 1](job, row) };
     }
 }
 
@@ -56,29 +53,12 @@ pub(crate) fn panel_of(layout: &KvLayout, position: usize) -> usize {
     position / layout.block_size * layout.panels() + position % layout.block_size / LANES
 }
 
-#[inline(always)]
-unsafe fn rows<S: Simd, E: KvElement>(job: &Attention<'_>) {
-    let (mut row, end) = (job.queries.start * job.group, job.queries.end * job.group);
-    while row < end {
-        // SAFETY: rows row .. row + R lie inside the queries.
-        unsafe {
-            row += if S::TILES {
-                match end - row {
-                    1 => tile::<S, E, 1>(job, row),
-                    2 => tile::<S, E, 2>(job, row),
-                    3 => tile::<S, E, 3>(job, row),
-                    _ => tile::<S, E, ROWS>(job, row),
-                }
-            } else {
-                tile::<S, E, 1>(job, row)
-            };
-        }
-    }
-}
-
 /// R rows from `first_row` on; gives R.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; the rows lie inside the queries; the promises of `Kernels::attention`.
 #[inline(always)]
-unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first_row: usize) -> usize {
+pub(crate) unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first_row: usize) -> usize {
     // SAFETY: the caller's promise.
     unsafe {
         let mut state = start::<R>(job, first_row);

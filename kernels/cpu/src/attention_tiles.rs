@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::amx;
-use crate::attention::{self, mask, panel_of, softmax_row, tile_of_panels};
+use crate::attention::{mask, panel_of, softmax_row, tile_of_panels};
 use crate::attention_job::{Attention, KEYS, PANELS, Panel};
 use crate::elementwise::softcap_vector;
 use crate::kv_layout::{KvDtype, KvLayout};
@@ -21,7 +21,7 @@ const VALUE_DIMS: usize = 64;
 const MAX_DIM: usize = 256;
 
 /// Whether caches of this layout have whole tiles.
-fn has_tiles(layout: &KvLayout) -> bool {
+pub(crate) fn has_tiles(layout: &KvLayout) -> bool {
     layout.dtype == KvDtype::Bf16
         && layout.head_dim.is_multiple_of(VALUE_DIMS)
         && layout.head_dim <= MAX_DIM
@@ -45,18 +45,14 @@ struct State {
     visible: [Range<usize>; ROWS],
 }
 
-/// Runs the call: by tiles where the cache has them.
+/// Runs the call.
 ///
 /// # Safety
-/// The CPU has `S`'s instruction set and the tiles; the promises of `Kernels::attention`.
+/// The CPU has `S`'s instruction set and the tiles; the layout has tiles; the promises of `Kernels::attention`.
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd>(job: &Attention<'_>) {
     // SAFETY: the caller's promise; rows lie inside the queries.
     unsafe {
-        if !has_tiles(&job.layout) {
-            attention::run::<S>(job);
-            return;
-        }
         amx::take();
         let (mut row, end) = (job.queries.start * job.group, job.queries.end * job.group);
         let mut state = State {

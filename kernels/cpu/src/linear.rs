@@ -38,6 +38,9 @@ pub const fn linear_supports(format: WeightFormat, mode: ActMode) -> bool {
     }
 }
 
+/// A product of one instruction set.
+pub(crate) type LinearFn = unsafe fn(&mut Linear<'_>);
+
 /// One call: some panels of a weight \[n, k\] times all tokens.
 #[derive(Debug)]
 pub struct Linear<'a> {

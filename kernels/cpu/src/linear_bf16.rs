@@ -7,9 +7,12 @@
 //! begins.
 
 use crate::act::ONE_TILE;
-use crate::linear::Linear;
+use crate::linear::{Linear, LinearFn};
 use crate::pack::{BLOCK, padded_k};
 use crate::simd::{Simd, unroll};
+
+/// By number of tokens: 1 to 24.
+pub(crate) type Few = [LinearFn; ONE_TILE];
 
 /// Pairs of elements of a block.
 const PAIRS: usize = BLOCK / 2;
@@ -24,58 +27,51 @@ const READING: usize = 8;
 /// Tiles that ask for the next pair of panels between them: each has half as many steps as the pair has lines.
 const ASKING_TILES: usize = 2;
 
-/// Runs the job.
+/// Runs the job, with one of `few` where it has as few tokens. Each of them is a function of its own: a compiler takes
+/// minutes for all in one.
+///
+/// # Safety
+/// The CPU has the instruction set of all of them; the job passed `Kernels::linear`'s checks.
+pub(crate) unsafe fn run(job: &mut Linear<'_>, few: &Few, many: LinearFn) {
+    let run = few.get(job.tokens.wrapping_sub(1)).copied().unwrap_or(many);
+    // SAFETY: the caller's promise.
+    unsafe { run(job) }
+}
+
+/// All tokens at once, T of them, with one panel after the other, or with two.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; the job has T tokens and passed `Kernels::linear`'s checks.
+#[inline(always)]
+pub(crate) unsafe fn few<S: Simd, const T: usize>(job: &mut Linear<'_>) {
+    let (mut panel, end) = (job.panels.start, job.panels.end);
+    while panel < end {
+        let at = At {
+            panel,
+            token: 0,
+            act: job.act.as_ptr().cast(),
+            width: T,
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if T <= READING && panel + 1 < end {
+                product::<S, 2, T>(job, &at, None);
+                panel += 2;
+            } else {
+                let ahead = (T > READING).then(|| job.panel(panel).wrapping_add(AHEAD));
+                product::<S, 1, T>(job, &at, ahead);
+                panel += 1;
+            }
+        }
+    }
+}
+
+/// Tiles of tokens with groups of panels.
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set; the job passed `Kernels::linear`'s checks.
 #[inline(always)]
-pub(crate) unsafe fn run<S: Simd>(job: &mut Linear<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if S::LARGE_TILES && job.tokens <= ONE_TILE {
-            few::<S>(job);
-        } else {
-            many::<S>(job);
-        }
-    }
-}
-
-/// All tokens at once with one panel after the other, or with two.
-#[inline(always)]
-unsafe fn few<S: Simd>(job: &Linear<'_>) {
-    let (mut panel, end) = (job.panels.start, job.panels.end);
-    while panel < end {
-        let pair = job.tokens <= READING && panel + 1 < end;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if pair {
-                all_tokens!(job, panel, 2, 1 2 3 4 5 6 7 8);
-            } else {
-                all_tokens!(job, panel, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24);
-            }
-        }
-        panel += if pair { 2 } else { 1 };
-    }
-}
-
-/// The product of `$panels` panels and the job's number of tokens, which is one of those listed.
-macro_rules! all_tokens {
-    ($job:ident, $panel:ident, $panels:literal, $($tokens:literal)*) => {{
-        let at = At { panel: $panel, token: 0, act: $job.act.as_ptr().cast(), width: $job.tokens };
-        match $job.tokens {
-            $($tokens => {
-                let ahead = (at.width > READING).then(|| $job.panel($panel).wrapping_add(AHEAD));
-                product::<S, $panels, $tokens>($job, &at, ahead);
-            })*
-            tokens => unreachable!("{tokens} tokens in registers"),
-        }
-    }};
-}
-use all_tokens;
-
-/// Tiles of tokens with groups of panels.
-#[inline(always)]
-unsafe fn many<S: Simd>(job: &Linear<'_>) {
+pub(crate) unsafe fn many<S: Simd>(job: &mut Linear<'_>) {
     for group in job.groups() {
         for i in 0..job.num_tiles() {
             let mut panel = group.start;

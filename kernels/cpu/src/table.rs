@@ -5,11 +5,14 @@ use half::{bf16, f16};
 
 use crate::act::ActJob;
 use crate::activation::Activation;
+use crate::attention::Tiles;
 use crate::attention_job::Attention;
 use crate::format::NUM_FORMATS;
 use crate::isa::Isa;
+use crate::kv::E4m3;
+use crate::kv_coded::{I8, U4};
 use crate::latent::LatentAttention;
-use crate::linear::Linear;
+use crate::linear::{Linear, LinearFn};
 use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
 use crate::reduce::Largest;
 use crate::rope::RopeStyle;
@@ -18,7 +21,6 @@ use crate::{
     linear_tiles, norm, panel, panel_coded, products, reduce, rope,
 };
 
-type LinearFn = unsafe fn(&mut Linear<'_>);
 type LayerNormFn = unsafe fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]);
 
 /// The kernels of one instruction set.
@@ -208,16 +210,98 @@ macro_rules! int8_kernels {
     };
 }
 
-/// What multiplies in bf16: its product, and attention.
+/// What multiplies in bf16. `run` is for any number of tokens; with `few`, one function each of up to 24 tokens, for
+/// sets that have the registers.
 macro_rules! bf16_kernels {
     ($module:ident, $simd:ty, $attr:meta) => {
         mod $module {
             use super::*;
             wrap! {
                 $attr;
-                linear_bf16::run::<$simd> => fn run(job: &mut Linear<'_>);
+                linear_bf16::many::<$simd> => fn run(job: &mut Linear<'_>);
                 linear_tiles::run::<$simd> => fn tiles(job: &mut Linear<'_>);
-                attention::run::<$simd> => fn attention(job: &Attention<'_>);
+            }
+        }
+    };
+    ($module:ident, $simd:ty, $attr:meta, few) => {
+        mod $module {
+            use super::*;
+            mod one_tile {
+                use super::*;
+                few_tokens!($simd, $attr, t1 1, t2 2, t3 3, t4 4, t5 5, t6 6, t7 7, t8 8, t9 9, t10 10, t11 11, t12 12,
+                    t13 13, t14 14, t15 15, t16 16, t17 17, t18 18, t19 19, t20 20, t21 21, t22 22, t23 23, t24 24);
+            }
+            wrap! {
+                $attr;
+                linear_bf16::many::<$simd> => fn many(job: &mut Linear<'_>);
+                linear_tiles::run::<$simd> => fn tiles(job: &mut Linear<'_>);
+            }
+            pub(super) unsafe fn run(job: &mut Linear<'_>) {
+                // SAFETY: the caller's promises are the kernel's.
+                unsafe { linear_bf16::run(job, &one_tile::FEW, many) }
+            }
+        }
+    };
+}
+
+/// Products in bf16 of few tokens, a function each.
+macro_rules! few_tokens {
+    ($simd:ty, $attr:meta, $($name:ident $tokens:literal),*) => {
+        wrap! { $attr; $(linear_bf16::few::<$simd, $tokens> => fn $name(job: &mut Linear<'_>);)* }
+        pub(super) const FEW: linear_bf16::Few = [$($name),*];
+    };
+}
+
+/// Attention over a cache of one element type: a function for each number of rows, or one for all of them.
+macro_rules! cache_tiles {
+    ($module:ident, $simd:ty, $element:ty, $attr:meta) => {
+        mod $module {
+            use super::*;
+            wrap! {
+                $attr;
+                attention::tile::<$simd, $element, 1> => fn one(job: &Attention<'_>, row: usize) -> usize;
+                attention::tile::<$simd, $element, 2> => fn two(job: &Attention<'_>, row: usize) -> usize;
+                attention::tile::<$simd, $element, 3> => fn three(job: &Attention<'_>, row: usize) -> usize;
+                attention::tile::<$simd, $element, 4> => fn four(job: &Attention<'_>, row: usize) -> usize;
+            }
+            pub(super) const TILES: Tiles = [one, two, three, four];
+        }
+    };
+    ($module:ident, $simd:ty, $element:ty, $attr:meta, small) => {
+        mod $module {
+            use super::*;
+            wrap! {
+                $attr;
+                attention::tile::<$simd, $element, 1> => fn one(job: &Attention<'_>, row: usize) -> usize;
+            }
+            pub(super) const TILES: Tiles = [one; 4];
+        }
+    };
+}
+
+/// Attention over every cache.
+macro_rules! attention_kernels {
+    ($module:ident, $simd:ty, $attr:meta $(, $small:ident)?) => {
+        mod $module {
+            use super::*;
+            cache_tiles!(f32_cache, $simd, f32, $attr $(, $small)?);
+            cache_tiles!(f16_cache, $simd, f16, $attr $(, $small)?);
+            cache_tiles!(bf16_cache, $simd, bf16, $attr $(, $small)?);
+            cache_tiles!(e4m3_cache, $simd, E4m3, $attr $(, $small)?);
+            cache_tiles!(i8_cache, $simd, I8, $attr $(, $small)?);
+            cache_tiles!(u4_cache, $simd, U4, $attr $(, $small)?);
+            /// In the order of `KvDtype`.
+            pub(super) const TILES: [Tiles; 6] = [
+                f32_cache::TILES,
+                f16_cache::TILES,
+                bf16_cache::TILES,
+                e4m3_cache::TILES,
+                i8_cache::TILES,
+                u4_cache::TILES,
+            ];
+            pub(super) unsafe fn attention(job: &Attention<'_>) {
+                // SAFETY: the caller's promises are the kernel's.
+                unsafe { attention::run(job, &TILES[job.layout.dtype as usize]) }
             }
         }
     };
@@ -225,10 +309,10 @@ macro_rules! bf16_kernels {
 
 /// The table of one set, from the modules that it takes its parts from.
 macro_rules! table {
-    ($isa:expr, $float:ident, $int8:ident, $bf16:ident) => {
-        table!($isa, $float, $int8, $bf16, $bf16, plain_int8_tiles)
+    ($isa:expr, $float:ident, $int8:ident, $bf16:ident, $attention:ident) => {
+        table!($isa, $float, $int8, $bf16, $attention, $bf16, plain_int8_tiles)
     };
-    ($isa:expr, $float:ident, $int8:ident, $bf16:ident, $tiles:ident, $int8_tiles:ident) => {
+    ($isa:expr, $float:ident, $int8:ident, $bf16:ident, $attention:ident, $tiles:ident, $int8_tiles:ident) => {
         Kernels {
             isa: $isa,
             prepare_act: $float::prepare_act,
@@ -328,7 +412,7 @@ macro_rules! table {
                 $int8_tiles::i8g32,
                 $int8_tiles::i8g128,
             ],
-            attention: $tiles::attention,
+            attention: $attention::attention,
             rms_norm: $float::rms_norm,
             layer_norm: $float::layer_norm,
             rope: $float::rope,
@@ -353,6 +437,12 @@ macro_rules! table {
 float_kernels!(portable, crate::simd::portable::Portable, inline(never));
 int8_kernels!(portable_int8, crate::simd::portable::Portable, inline(never));
 bf16_kernels!(portable_bf16, crate::simd::portable::Portable, inline(never));
+attention_kernels!(
+    portable_attention,
+    crate::simd::portable::Portable,
+    inline(never),
+    small
+);
 // Of every set that has no matrix units: only tests call them.
 int8_kernels!(
     plain_int8_tiles,
@@ -361,7 +451,13 @@ int8_kernels!(
     linear_int8_tiles::run,
     linear_int8_tiles::Plain
 );
-static PORTABLE: Kernels = table!(Isa::Portable, portable, portable_int8, portable_bf16);
+static PORTABLE: Kernels = table!(
+    Isa::Portable,
+    portable,
+    portable_int8,
+    portable_bf16,
+    portable_attention
+);
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
@@ -371,19 +467,22 @@ mod arm {
     float_kernels!(neon, Neon, target_feature(enable = "neon"));
     int8_kernels!(neon_int8, Neon, target_feature(enable = "neon"));
     bf16_kernels!(neon_bf16, Neon, target_feature(enable = "neon"));
-    pub(super) static NEON: Kernels = table!(Isa::Neon, neon, neon_int8, neon_bf16);
+    attention_kernels!(neon_attention, Neon, target_feature(enable = "neon"));
+    pub(super) static NEON: Kernels = table!(Isa::Neon, neon, neon_int8, neon_bf16, neon_attention);
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::*;
+    use crate::kv_layout::KvDtype;
     use crate::simd::avx2::Avx2;
     use crate::simd::avx512::Avx512;
 
     float_kernels!(avx2, Avx2, target_feature(enable = "avx2,fma,f16c"));
     int8_kernels!(avx2_int8, Avx2, target_feature(enable = "avx2,fma,f16c"));
     bf16_kernels!(avx2_bf16, Avx2, target_feature(enable = "avx2,fma,f16c"));
-    pub(super) static AVX2: Kernels = table!(Isa::Avx2Fma, avx2, avx2_int8, avx2_bf16);
+    attention_kernels!(avx2_attention, Avx2, target_feature(enable = "avx2,fma,f16c"));
+    pub(super) static AVX2: Kernels = table!(Isa::Avx2Fma, avx2, avx2_int8, avx2_bf16, avx2_attention);
 
     type Base = Avx512<false, false>;
     type Vnni = Avx512<true, false>;
@@ -401,6 +500,12 @@ mod x86 {
     bf16_kernels!(
         avx512_bf16,
         Base,
+        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"),
+        few
+    );
+    attention_kernels!(
+        avx512_attention,
+        Base,
         target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
     );
     int8_kernels!(
@@ -411,8 +516,27 @@ mod x86 {
     bf16_kernels!(
         dot_bf16,
         VnniBf16,
-        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
+        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c"),
+        few
     );
+    /// Of the additional instructions only caches in bf16 have a use.
+    mod dot_attention {
+        use super::*;
+        cache_tiles!(
+            bf16_cache,
+            VnniBf16,
+            bf16,
+            target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
+        );
+        pub(super) unsafe fn attention(job: &Attention<'_>) {
+            let tiles = match job.layout.dtype {
+                KvDtype::Bf16 => &bf16_cache::TILES,
+                other => &avx512_attention::TILES[other as usize],
+            };
+            // SAFETY: the caller's promises are the kernel's.
+            unsafe { attention::run(job, tiles) }
+        }
+    }
     pub(super) static AVX512: Kernels = table!(
         Isa::Avx512 {
             vnni: false,
@@ -420,7 +544,8 @@ mod x86 {
         },
         avx512,
         avx512_int8,
-        avx512_bf16
+        avx512_bf16,
+        avx512_attention
     );
     pub(super) static AVX512_VNNI: Kernels = table!(
         Isa::Avx512 {
@@ -429,17 +554,34 @@ mod x86 {
         },
         avx512,
         vnni_int8,
-        avx512_bf16
+        avx512_bf16,
+        avx512_attention
     );
-    pub(super) static AVX512_BF16: Kernels =
-        table!(Isa::Avx512 { vnni: true, bf16: true }, avx512, vnni_int8, dot_bf16);
+    pub(super) static AVX512_BF16: Kernels = table!(
+        Isa::Avx512 { vnni: true, bf16: true },
+        avx512,
+        vnni_int8,
+        dot_bf16,
+        dot_attention
+    );
 
     mod amx {
         use super::*;
+        use crate::attention_tiles;
         wrap! {
             target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c");
             linear_tiles::run_amx::<VnniBf16> => fn tiles(job: &mut Linear<'_>);
-            crate::attention_tiles::run::<VnniBf16> => fn attention(job: &Attention<'_>);
+            attention_tiles::run::<VnniBf16> => fn attention_of_whole_tiles(job: &Attention<'_>);
+        }
+        pub(super) unsafe fn attention(job: &Attention<'_>) {
+            // SAFETY: the caller's promises are the kernel's.
+            unsafe {
+                if attention_tiles::has_tiles(&job.layout) {
+                    attention_of_whole_tiles(job);
+                } else {
+                    dot_attention::attention(job);
+                }
+            }
         }
     }
     int8_kernels!(
@@ -449,7 +591,7 @@ mod x86 {
         linear_int8_tiles::run,
         linear_int8_tiles::Amx
     );
-    pub(super) static AMX: Kernels = table!(Isa::Amx, avx512, vnni_int8, dot_bf16, amx, amx_int8);
+    pub(super) static AMX: Kernels = table!(Isa::Amx, avx512, vnni_int8, dot_bf16, amx, amx, amx_int8);
 }
 
 impl Kernels {
