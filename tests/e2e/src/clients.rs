@@ -2,6 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Between attempts to install: a registry that fails once is asked again.
+const PAUSES: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(30)];
+/// The last package could not be had: the next is asked for once.
+static NO_REGISTRY: AtomicBool = AtomicBool::new(false);
 
 /// Runs a command and returns what it printed.
 ///
@@ -17,6 +25,13 @@ pub fn output(command: &mut Command, step: &str) -> Result<String, String> {
     Err(format!("{step} failed:\n{text}\n{errors}"))
 }
 
+/// [`python_with`] for a test: where it cannot be had, the test is skipped and says why.
+pub fn python_or_skip(folder: &Path, packages: &[&str]) -> Option<PathBuf> {
+    python_with(folder, packages)
+        .map_err(|reason| println!("skipped: {} cannot be had: {reason}", packages.join(", ")))
+        .ok()
+}
+
 /// A Python with these packages, in a virtual environment under `folder`.
 ///
 /// # Errors
@@ -25,12 +40,14 @@ pub fn python_with(folder: &Path, packages: &[&str]) -> Result<PathBuf, String> 
     let folder = folder.join(packages.join("+"));
     let python = folder.join("bin").join("python");
     installed_once(&folder, || {
-        let make = ["-m", "venv", "--clear"];
+        // The machine's own pip installs: one in the environment would take longer to make than most packages.
+        let make = ["-m", "venv", "--clear", "--without-pip"];
         let mut venv = Command::new("python3");
         output(venv.args(make).arg(&folder), "making a virtual environment")?;
-        let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-        let mut pip = Command::new(&python);
-        output(pip.args(install).args(packages), "installing packages")
+        let install = ["install", "--quiet", "--disable-pip-version-check", "--no-compile"];
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "--python"]).arg(&python).args(install);
+        output(pip.args(packages), "installing packages")
     })?;
     Ok(python)
 }
@@ -59,7 +76,7 @@ pub fn node_with(folder: &Path, packages: &[&str]) -> Result<PathBuf, String> {
 
 /// Installs into a folder, unless that has been done. Tests that want the same folder at the same time wait for the
 /// first of them.
-fn installed_once(folder: &Path, install: impl FnOnce() -> Result<String, String>) -> Result<(), String> {
+fn installed_once(folder: &Path, install: impl Fn() -> Result<String, String>) -> Result<(), String> {
     let words = |error: std::io::Error| format!("{}: {error}", folder.display());
     let parent = folder.parent().unwrap_or(folder);
     std::fs::create_dir_all(parent).map_err(words)?;
@@ -68,7 +85,16 @@ fn installed_once(folder: &Path, install: impl FnOnce() -> Result<String, String
     lock.lock().map_err(words)?;
     let done = folder.join("installed");
     if !done.exists() {
-        install()?;
+        let mut outcome = install();
+        for pause in PAUSES {
+            if outcome.is_ok() || NO_REGISTRY.load(Relaxed) {
+                break;
+            }
+            std::thread::sleep(pause);
+            outcome = install();
+        }
+        NO_REGISTRY.store(outcome.is_err(), Relaxed);
+        outcome?;
         std::fs::write(done, "").map_err(words)?;
     }
     Ok(())

@@ -4,10 +4,10 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use halyard_e2e::clients::{output, python_with};
+use halyard_e2e::clients::{output, python_or_skip};
 use halyard_e2e::{Server, TestFolder, fixture, halyard, run, stderr};
 use rcgen::ExtendedKeyUsagePurpose;
 
@@ -23,9 +23,11 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
-fn client(mode: &str, args: &[&str]) {
-    let python = python_with(Path::new(env!("CARGO_TARGET_TMPDIR")), &["openai==1.109.1"]);
-    let python = python.unwrap_or_else(|error| panic!("{error}"));
+fn python() -> Option<PathBuf> {
+    python_or_skip(Path::new(env!("CARGO_TARGET_TMPDIR")), &["openai==1.109.1"])
+}
+
+fn client(python: &Path, mode: &str, args: &[&str]) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/listeners.py");
     let printed = output(Command::new(python).arg(script).arg(mode).args(args), "the script");
     let printed = printed.unwrap_or_else(|error| panic!("{error}"));
@@ -34,6 +36,7 @@ fn client(mode: &str, args: &[&str]) {
 
 #[test]
 fn tls_takes_certificates_of_clients_and_changes_its_own_while_it_serves() {
+    let Some(python) = python() else { return };
     let folder = TestFolder::new("tls");
     let (servers, clients) = (
         Authority::new(&folder.0, "servers"),
@@ -89,7 +92,11 @@ fn tls_takes_certificates_of_clients_and_changes_its_own_while_it_serves() {
     );
     let plain = curl(&["--fail", &url("/health").replace("https:", "http:")]);
     assert!(!plain.status.success(), "no plain HTTP");
-    client("tls", &[&server.url, ca, text(&client_cert), text(&client_key)]);
+    client(
+        &python,
+        "tls",
+        &[&server.url, ca, text(&client_cert), text(&client_key)],
+    );
 
     // A connection that was there before the certificate changed goes on; new ones see the new one.
     let others = Authority::new(&folder.0, "others");
@@ -102,7 +109,7 @@ fn tls_takes_certificates_of_clients_and_changes_its_own_while_it_serves() {
         text(&client_key),
         text(&others.file),
     ];
-    client("refresh", &[&known[..], &files].concat());
+    client(&python, "refresh", &[&known[..], &files].concat());
     let other = ["--cacert", text(&others.file)];
     let metrics = curl(&[&other[..], &with[2..], &[&url("/metrics")]].concat());
     let metrics = String::from_utf8_lossy(&metrics.stdout).into_owned();
@@ -119,6 +126,7 @@ fn tls_takes_certificates_of_clients_and_changes_its_own_while_it_serves() {
 
 #[test]
 fn a_file_of_options_opens_a_unix_socket_and_two_addresses() {
+    let Some(python) = python() else { return };
     let folder = TestFolder::new("listeners");
     let socket = folder.0.join("halyard.sock");
     // A server that was killed leaves its file.
@@ -159,7 +167,7 @@ fn a_file_of_options_opens_a_unix_socket_and_two_addresses() {
         let answer = curl(asked);
         assert!(answer.status.success(), "{asked:?}: {}", stderr(&answer));
     }
-    client("unix", &[text(&socket)]);
+    client(&python, "unix", &[text(&socket)]);
     let live = run(&[
         "serve",
         "--uds",

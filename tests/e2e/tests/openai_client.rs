@@ -5,12 +5,13 @@ use std::path::Path;
 use std::process::Command;
 
 use halyard_e2e::Server;
-use halyard_e2e::clients::{output, python_with};
+use halyard_e2e::clients::{output, python_or_skip};
 
 #[test]
 fn the_official_client_agrees() {
-    let python = python_with(Path::new(env!("CARGO_TARGET_TMPDIR")), &["openai==1.109.1"]);
-    let python = python.unwrap_or_else(|error| panic!("{error}"));
+    let Some(python) = python_or_skip(Path::new(env!("CARGO_TARGET_TMPDIR")), &["openai==1.109.1"]) else {
+        return;
+    };
     let server = Server::tiny(&["--api-key", "sesame", "--api-key", "other"]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("openai_client.py");
     let text = output(

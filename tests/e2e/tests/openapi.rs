@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use halyard_e2e::clients::{output, python_with};
+use halyard_e2e::clients::{output, python_or_skip};
 use halyard_e2e::{Server, TestFolder};
 
 /// The tester.
@@ -39,12 +39,8 @@ const TEMPLATE: &str = "{% for message in messages %}{{ message['role'] }}: {{ m
 
 #[test]
 fn answers_are_what_the_document_says() {
-    let python = match python_with(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE]) {
-        Ok(python) => python,
-        Err(reason) => {
-            println!("skipped: {PACKAGE} cannot be had: {reason}");
-            return;
-        }
+    let Some(python) = python_or_skip(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE]) else {
+        return;
     };
     let folder = TestFolder::new("openapi");
     let template = folder.0.join("template.jinja");

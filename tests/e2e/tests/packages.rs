@@ -26,21 +26,25 @@ const SHIPPED: &[&str] = &[
     "halyard-stat-logger-otlp",
 ];
 
-/// Runs a script of server/packaging.
+/// Exit status of `build` where a registry does not give its tools.
+const UNAVAILABLE: i32 = 69;
+
+/// Runs a script of server/packaging; false, with the reason on standard output, where its tools cannot be fetched.
 ///
 /// # Panics
 /// With its output, when it fails.
-fn run(script: &str, args: &[&Path]) {
+fn run(script: &str, args: &[&Path]) -> bool {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../server/packaging");
     let mut command = Command::new(packaging.join(script));
     let output = command.args(args).output().expect("the script starts");
     let words = [output.stdout, output.stderr].concat();
-    assert!(
-        output.status.success(),
-        "{script}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&words)
-    );
+    let words = String::from_utf8_lossy(&words);
+    if output.status.code() == Some(UNAVAILABLE) {
+        println!("skipped: packages cannot be made: {words}");
+        return false;
+    }
+    assert!(output.status.success(), "{script}: {}\n{words}", output.status);
+    true
 }
 
 fn only(folder: &Path, end: &str) -> PathBuf {
@@ -66,10 +70,12 @@ fn packages_are_reproducible_install_serve_and_generate() {
         let names = parts.iter().map(|(name, _)| *name).chain(more);
         let flags = ["--fast", "--from", "--out"].map(Path::new);
         let flags = [flags[0], flags[1], built, flags[2], out.as_path()];
-        run(
+        if !run(
             "build",
             &flags.into_iter().chain(names.map(Path::new)).collect::<Vec<_>>(),
-        );
+        ) {
+            return;
+        }
     }
     let read = |path: PathBuf| std::fs::read(path).expect("a package");
     for (_, end) in &parts {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use halyard_e2e::clients::{output, python_with};
+use halyard_e2e::clients::{output, python_or_skip};
 use halyard_e2e::scripted::ScriptedModel;
 use halyard_e2e::{Server, TestFolder, build_with_binary, fixture, free_port};
 use reqwest::Client;
@@ -75,13 +75,7 @@ impl Router {
     /// Starts `program args` before the workers; none, with the reason on standard output, where the package cannot be
     /// had.
     async fn start(package: &str, program: &[&str], workers: &[Worker; 2], args: &[&str]) -> Option<Router> {
-        let python = match python_with(Path::new(env!("CARGO_TARGET_TMPDIR")), &[package]) {
-            Ok(python) => python,
-            Err(reason) => {
-                println!("skipped: {package} cannot be had: {reason}");
-                return None;
-            }
-        };
+        let python = python_or_skip(Path::new(env!("CARGO_TARGET_TMPDIR")), &[package])?;
         let folder = TestFolder::new(&format!("router-{}", free_port()));
         let log = folder.0.join("log");
         let file = std::fs::File::create(&log).expect("a log");
@@ -423,12 +417,8 @@ async fn sglang_router_serves() {
 #[test]
 fn an_endpoint_picker_finds_its_metrics() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let python = match python_with(folder, &["prometheus_client==0.26.0"]) {
-        Ok(python) => python,
-        Err(reason) => {
-            println!("skipped: prometheus_client cannot be had: {reason}");
-            return;
-        }
+    let Some(python) = python_or_skip(folder, &["prometheus_client==0.26.0"]) else {
+        return;
     };
     build_with_binary(&["halyard-stat-logger-prometheus"]);
     let adapters = fixture("llama-lora");
