@@ -7,6 +7,7 @@ pub mod scripted;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -354,7 +355,9 @@ impl TestFolder {
     /// # Panics
     /// When it cannot be made.
     pub fn new(name: &str) -> TestFolder {
-        let folder = std::env::temp_dir().join(format!("halyard-e2e-{name}-{}", std::process::id()));
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let (process, number) = (std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(format!("halyard-e2e-{name}-{process}-{number}"));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("a temporary folder");
         TestFolder(folder)

@@ -1,15 +1,12 @@
 //! Datasets of `halyard bench serve` that are files, the pages that it draws, and a server with a certificate of its
 //! own: what is counted is what the files say.
 
-mod common;
-
 use std::path::Path;
 
+use crate::common::Authority;
 use halyard_e2e::{Server, TestFolder, run, stderr};
 use rcgen::ExtendedKeyUsagePurpose::ServerAuth;
 use serde_json::{Value, json};
-
-use common::Authority;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")

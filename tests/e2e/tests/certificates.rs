@@ -2,14 +2,13 @@
 //! to its end, what is new gets the new ones, and files that cannot be used change nothing and are told by name. The
 //! client holds real TLS connections and says which certificate it was shown.
 
-mod common;
-
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::Authority;
 use halyard_e2e::scripted::ScriptedModel;
 use halyard_e2e::{Server, TestFolder, fixture};
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
@@ -17,8 +16,6 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, HandshakeKind, RootCertStore, StreamOwned};
 use serde_json::{Value, json};
-
-use common::Authority;
 
 /// Tokens of the answer during which certificates change.
 const TOKENS: u64 = 1000;

@@ -2,16 +2,13 @@
 //! certificates of clients that change while it serves, Unix sockets, several addresses, a proxy's path, and options
 //! that come from a file.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::common::Authority;
 use halyard_e2e::clients::{output, python_or_skip};
 use halyard_e2e::{Server, TestFolder, fixture, halyard, run, stderr};
 use rcgen::ExtendedKeyUsagePurpose;
-
-use common::Authority;
 
 fn curl(args: &[&str]) -> std::process::Output {
     let mut curl = Command::new("curl");

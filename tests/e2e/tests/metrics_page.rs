@@ -9,7 +9,7 @@ use serde_json::json;
 const PREFACE: &str = "# Metrics
 
 `GET /metrics`, in Prometheus' text format. Written by a test from a server's own answer (`HALYARD_BLESS=1 cargo test -p
-halyard-e2e --test metrics_page`). Names that begin with `vllm:` are vLLM's, with its labels and buckets; `halyard:` are
+halyard-e2e metrics_page`). Names that begin with `vllm:` are vLLM's, with its labels and buckets; `halyard:` are
 Halyard's own. Some have no line before the first event of their kind, and some belong to a flag: IO processors, logits
 processors, adapters, KV cache events. What stands behind them: [operator guide](operator-guide.md#metrics).
 ";
@@ -134,7 +134,7 @@ async fn the_page_of_metrics_is_the_server_s() {
     assert!(
         written == page(&metrics),
         "docs/metrics.md is not what the server shows; write it anew: HALYARD_BLESS=1 cargo test -p halyard-e2e \
-         --test metrics_page\n{}",
+         metrics_page\n{}",
         page(&metrics)
     );
 }

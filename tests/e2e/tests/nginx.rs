@@ -1,20 +1,17 @@
 //! The recipe "Behind nginx, with TLS" of docs/recipes.md: the file and the command that stand there are what runs
 //! here, with places of this machine in the place of theirs. Skipped, with the reason, where there is no nginx.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::Authority;
 use halyard_e2e::scripted::ScriptedModel;
 use halyard_e2e::{Server, TestFolder, fixture, free_port, installed, stderr};
 use rcgen::ExtendedKeyUsagePurpose::ServerAuth;
 use serde_json::{Value, json};
-
-use common::Authority;
 
 /// The recipe's name for the site.
 const SITE: &str = "llm.example.org";

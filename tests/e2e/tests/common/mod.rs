@@ -1,5 +1,4 @@
 //! Authorities that sign certificates of servers and of clients, for tests of TLS.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
 
