@@ -1,6 +1,6 @@
 //! The configuration's keys, checked with the key and value in the refusal.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,8 +33,10 @@ pub struct Config {
     pub ca_file: Option<PathBuf>,
     /// Sent with each request, such as a collector's key.
     pub headers: HashMap<String, String>,
-    /// `service.name` of everything that is sent.
-    pub service_name: String,
+    /// `service.name` of everything that is sent; else the one among `resource_attributes`, else `halyard`.
+    pub service_name: Option<String>,
+    /// Attributes of everything that is sent, such as the pod and the environment. They go before the server's own.
+    pub resource_attributes: BTreeMap<String, String>,
     /// Whether to send metrics.
     pub metrics: bool,
     /// Whether to send spans.
@@ -59,7 +61,8 @@ impl Default for Config {
             protocol: Protocol::Http,
             ca_file: None,
             headers: HashMap::new(),
-            service_name: "halyard".to_string(),
+            service_name: None,
+            resource_attributes: BTreeMap::new(),
             metrics: true,
             traces: true,
             interval_ms: 10_000,

@@ -16,6 +16,7 @@ mod outbox;
 mod spans;
 mod transport;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ halyard_platform_api::export_stat_logger! {
     factory: OtlpFactory,
 }
 
+/// OpenTelemetry's name of the attribute that every collector shows.
+const SERVICE_NAME: &str = "service.name";
 /// What to do about a collector with which TLS does not work.
 const REMEDY: &str =
     "correct the collector's certificate or the name in `endpoint`, or give the file of its authority as `ca_file`";
@@ -170,16 +173,20 @@ impl Drop for Pipeline {
 }
 
 fn resource(config: &Config, start: &StartRecord) -> Resource {
-    let attributes = [
-        ("service.version", &start.version),
-        ("halyard.platform", &start.platform),
-        ("halyard.device", &start.device),
-        ("halyard.dtype", &start.dtype),
-    ];
-    let attributes = attributes.into_iter().filter(|(_, value)| !value.is_empty());
+    let mut attributes = BTreeMap::from([
+        (SERVICE_NAME, "halyard".to_owned()),
+        ("service.version", start.version.to_string()),
+        ("halyard.platform", start.platform.to_string()),
+        ("halyard.device", start.device.to_string()),
+        ("halyard.dtype", start.dtype.to_string()),
+    ]);
+    attributes.retain(|_, value| !value.is_empty());
+    let given = config.resource_attributes.iter();
+    attributes.extend(given.map(|(key, value)| (key.as_str(), value.clone())));
+    attributes.extend(config.service_name.clone().map(|name| (SERVICE_NAME, name)));
+    let attributes = attributes.into_iter();
     Resource::builder_empty()
-        .with_service_name(config.service_name.clone())
-        .with_attributes(attributes.map(|(key, value)| KeyValue::new(key, value.to_string())))
+        .with_attributes(attributes.map(|(key, value)| KeyValue::new(key.to_owned(), value)))
         .build()
 }
 

@@ -54,6 +54,7 @@ fn a_finished_request_is_a_span_with_its_phases() {
     let (receiver, url) = collector(true);
     let mut logger = logger(serde_json::json!({
         "endpoint": url, "headers": {"x-key": "sesame"}, "service_name": "shop", "metrics": false,
+        "resource_attributes": {"service.name": "other", "service.version": "mine", "k8s.pod.name": "shop-0"},
     }));
     let traced = FinishedRecord {
         trace_parent: "00-0123456789abcdef0123456789abcdef-00f067aa0ba902b7-01".into(),
@@ -92,8 +93,10 @@ fn a_finished_request_is_a_span_with_its_phases() {
     let resource = attributes(&resource.attributes);
     assert_eq!(
         (resource["service.name"].as_str(), resource["service.version"].as_str()),
-        ("shop", "9.8.7")
+        ("shop", "mine"),
+        "what is configured goes before what the server knows"
     );
+    assert_eq!(resource["k8s.pod.name"], "shop-0");
     assert_eq!(resource["halyard.platform"], "cpu 0.1.0");
 
     let spans = spans(&requests);

@@ -15,6 +15,7 @@ const PATH: &str = "v1/traces";
 /// Protocols as OpenTelemetry and the plugin name them.
 const GRPC: &str = "grpc";
 const HTTP: &str = "http/protobuf";
+const ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
 
 /// Where traces go.
 #[derive(Args, Clone, Debug)]
@@ -24,8 +25,8 @@ pub struct TraceArgs {
     /// (http://HOST:4317, grpc://HOST:4317, https:// for TLS), or over HTTP where the address has a path or port 4318
     /// (http://HOST:4318/v1/traces). OTEL_EXPORTER_OTLP_TRACES_PROTOCOL (grpc, http/protobuf) decides otherwise.
     /// Without the flag OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT say where.
-    /// OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE and _TIMEOUT, OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER count too.
-    /// --stat-logger otlp has more settings
+    /// OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE and _TIMEOUT, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and
+    /// OTEL_TRACES_SAMPLER count too. --stat-logger otlp has more settings
     #[arg(long, value_name = "URL", env = "HALYARD_OTLP_TRACES_ENDPOINT")]
     otlp_traces_endpoint: Option<String>,
 }
@@ -96,12 +97,7 @@ fn configuration(endpoint: &str, variable: &impl Fn(&str) -> Option<String>) -> 
         config.insert("ca_file".to_owned(), file.into());
     }
     if let Some((headers, name)) = exporter("HEADERS") {
-        let headers = headers.split(',').filter(|pair| !pair.trim().is_empty());
-        let headers: Option<Map<String, Value>> = headers.map(header).collect();
-        // Its value may be a secret.
-        let headers =
-            headers.ok_or_else(|| format!("{name} is not NAME=VALUE,NAME=VALUE with percent-encoded values"))?;
-        config.insert("headers".to_owned(), headers.into());
+        config.insert("headers".to_owned(), pairs(&name, &headers)?);
     }
     if let Some((timeout, name)) = exporter("TIMEOUT") {
         let milliseconds = timeout.trim().parse::<u64>();
@@ -110,6 +106,9 @@ fn configuration(endpoint: &str, variable: &impl Fn(&str) -> Option<String>) -> 
     }
     if let Some(name) = variable("OTEL_SERVICE_NAME") {
         config.insert("service_name".to_owned(), name.into());
+    }
+    if let Some(attributes) = variable(ATTRIBUTES) {
+        config.insert("resource_attributes".to_owned(), pairs(ATTRIBUTES, &attributes)?);
     }
     if let Some(sampler) = variable("OTEL_TRACES_SAMPLER") {
         let ratio = ratio(sampler.trim(), variable("OTEL_TRACES_SAMPLER_ARG").as_deref())?;
@@ -185,8 +184,17 @@ fn ratio(sampler: &str, argument: Option<&str>) -> Result<f64, String> {
     }
 }
 
+/// The pairs of a variable, as an object. The refusal does not show them: they may be secrets.
+fn pairs(variable: &str, text: &str) -> Result<Value, String> {
+    let given = text.split(',').filter(|pair| !pair.trim().is_empty());
+    let pairs: Option<Map<String, Value>> = given.map(pair).collect();
+    pairs
+        .map(Value::from)
+        .ok_or_else(|| format!("{variable} is not NAME=VALUE,NAME=VALUE with percent-encoded values"))
+}
+
 /// `name=value`, the value percent-encoded.
-fn header(pair: &str) -> Option<(String, Value)> {
+fn pair(pair: &str) -> Option<(String, Value)> {
     let (name, value) = pair.split_once('=')?;
     let name = Some(name.trim()).filter(|name| !name.is_empty())?;
     let mut bytes = value.trim().bytes();
@@ -313,12 +321,14 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "1500"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
             ("OTEL_SERVICE_NAME", "chat"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=chat-0,team=a%2Cb"),
             ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
         ];
         let expected = json!({
             "endpoint": "https://x", "protocol": "http/protobuf", "metrics": false, "ca_file": "/ca.pem",
             "timeout_ms": 1500, "service_name": "chat", "sample_ratio": 0.25,
+            "resource_attributes": {"k8s.pod.name": "chat-0", "team": "a,b"},
             "headers": {"Authorization": "Basic eDp5", "x-team": "b=c"},
         });
         assert_eq!(made(Some("https://x"), &[], &variables), Ok(Some(expected)));
