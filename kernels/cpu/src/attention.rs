@@ -27,9 +27,9 @@ struct QueryForms<const R: usize> {
     turned: TurnedQueries<R>,
 }
 
-/// Computes rows of the call from one on; gives how many.
+/// Computes the rows of the call that begin at one of them; gives how many these were.
 pub(crate) type TileFn = unsafe fn(&Attention<'_>, usize) -> usize;
-/// By how many rows there are, at most: 1, 2, 3, 4.
+/// For 1, 2 and 3 rows that are left, and for 4 or more. Each may compute fewer than that.
 pub(crate) type Tiles = [TileFn; ROWS];
 
 /// Runs the call. Each tile is a function of its own: together they are half a megabyte, which as one function takes a

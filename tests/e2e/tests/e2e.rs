@@ -1,4 +1,4 @@
-//! All end-to-end tests, as one program: 32 took two minutes to link, and none could run while another waited.
+//! All end-to-end tests, as one program. As one for each file, each was linked, and none ran while another waited.
 
 mod adapters;
 mod bench;
