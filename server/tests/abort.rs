@@ -1,14 +1,10 @@
 //! `POST /abort_requests` on the real router: requests that run end as they are, others go on, and the route is there
 //! in development mode only.
 
-mod common;
-#[path = "common/long_answers.rs"]
-mod long_answers;
-
 use std::sync::atomic::Ordering;
 
-use common::{Options, TestServer};
-use long_answers::{ask, finish, server, until_running};
+use crate::common::{Options, TestServer};
+use crate::long_answers::{ask, finish, server, until_running};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,18 +2,13 @@
 //! order, its nulls and its numbers as they are written. So do the requests of `data/vllm_parity.json` that are
 //! refused. Ids are given; times and the fingerprint are replaced by words, and log-probabilities are rounded.
 
-mod common;
-#[path = "../../runtime/engine/tests/common/damaged.rs"]
-mod damaged;
-
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::common::{Answer, Options, TestServer, assert_recorded, fixture};
+use crate::damaged::Damaged;
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, Options, TestServer, assert_recorded, fixture};
-use damaged::Damaged;
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_platform_api::Platform;
 use http_body_util::BodyExt;
@@ -24,11 +19,6 @@ const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 /// Headers that a route sets.
 const HEADERS: [&str; 4] = ["content-type", "cache-control", "x-accel-buffering", "retry-after"];
-
-/// Where `damaged` finds its models.
-fn fixtures() -> PathBuf {
-    fixture("")
-}
 
 /// All answers, in the form of the file.
 #[derive(Default)]

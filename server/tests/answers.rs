@@ -1,11 +1,9 @@
 //! Good requests through the real router and a tiny real model: shapes, streams, samples, log-probabilities, usage, and
 //! the greedy tokens that Hugging Face gives.
 
-mod common;
-
+use crate::common::{Answer, TestServer, fixture};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, TestServer, fixture};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;

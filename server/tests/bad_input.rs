@@ -1,11 +1,9 @@
 //! Every kind of bad input that HTTP can carry: the answer has the right status, names the field, and says value and
 //! limit; afterwards the server still serves.
 
-mod common;
-
+use crate::common::{Answer, Options, TestServer};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, Options, TestServer};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

@@ -1,11 +1,9 @@
 //! Batch files on the real router: each line gets its answer or its error, and what is written is whole lines.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use common::{Options, TestServer};
+use crate::common::{Options, TestServer};
 use halyard_server::batch::{self, BatchLimits, Counts, Output};
 use serde_json::{Value, json};
 

@@ -1,12 +1,10 @@
 //! The Grafana dashboard of `packaging/grafana`: each metric in it is one that a server exports, each query is PromQL
 //! (by Prometheus' `promtool`, where it is installed), and its panels have places of their own.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use common::TestServer;
+use crate::common::TestServer;
 use serde_json::{Value, json};
 
 const FILE: &str = include_str!("../packaging/grafana/halyard.json");

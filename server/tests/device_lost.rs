@@ -1,8 +1,6 @@
 //! A device that is lost while requests run: each of them gets an error with the reason, and so do later requests.
 
-mod common;
-
-use common::{Answer, Options, TestServer};
+use crate::common::{Answer, Options, TestServer};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_platform_api::Platform;
 use halyard_server::http::response_store::StoreLimits;

@@ -1,15 +1,13 @@
 //! Texts longer than the context, through the router: refused before they are tokenised, in the words that clients look
 //! for, and never in the way of a short request.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{Options, TestServer};
 use axum::body::Body;
 use axum::http::Request;
 use bytes::Bytes;
-use common::{Options, TestServer};
 use futures::StreamExt;
 use futures::stream;
 use halyard_server::http::limits::ConnectionLimits;

@@ -1,16 +1,14 @@
 //! LoRA adapters over HTTP: as models of requests, loaded and unloaded by request, found by a resolver, refused with
 //! words, and in the metrics.
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::common::{Options, TestServer, fixture};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Options, TestServer, fixture};
 use halyard_engine::{AdapterSource, LoraConfig};
 use halyard_platform_api::lora_resolver::{LoraQuery, LoraResolver, LoraResolverFactory};
 use halyard_platform_api::{Error, Result};

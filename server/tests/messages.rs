@@ -1,21 +1,15 @@
 //! Anthropic's Messages API through the real router: a model whose words are known thinks, talks and calls tools, whole
 //! and streamed; and what is refused, in Anthropic's form.
 
-mod common;
-#[path = "../../runtime/engine/tests/common/damaged.rs"]
-mod damaged;
-#[path = "common/scripted_server.rs"]
-mod scripted_server;
-
 use std::fmt::Write;
 
+use crate::common::{Answer, Options, TestServer, assert_recorded, fixture};
+use crate::damaged::Damaged;
+use crate::scripted_server::scripted::ScriptedModel;
+use crate::scripted_server::{Scripted, THINKING};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, Options, TestServer, assert_recorded, fixture};
-use damaged::Damaged;
 use halyard_server::openai::policy::ServingDefaults;
-use scripted_server::scripted::ScriptedModel;
-use scripted_server::{Scripted, THINKING};
 use serde_json::{Value, json};
 
 const MESSAGES: &str = "/v1/messages";
@@ -446,11 +440,6 @@ async fn what_is_wrong_is_refused_in_anthropic_s_form() {
     // Other routes keep OpenAI's form.
     server.get("/v1/messagesx").await.error(404);
     server.get("/v1/chat/completions").await.error(405);
-}
-
-/// Where `damaged` finds its models.
-fn fixtures() -> std::path::PathBuf {
-    fixture("")
 }
 
 #[tokio::test]

@@ -1,23 +1,12 @@
 //! Requests that get no token, over HTTP: because a damaged model's logits are not numbers, or because the request's
 //! constraints allow no token.
 
-mod common;
-#[path = "../../runtime/engine/tests/common/damaged.rs"]
-mod damaged;
-
-use std::path::PathBuf;
-
-use common::{Options, TestServer, fixture};
-use damaged::Damaged;
+use crate::common::{Options, TestServer};
+use crate::damaged::Damaged;
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
 const PROMPT: [u32; 2] = [297, 368];
-
-/// Where `damaged` finds its models.
-fn fixtures() -> PathBuf {
-    fixture("")
-}
 
 fn body(prompt: &[u32]) -> Value {
     json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true, "return_token_ids": true})

@@ -1,14 +1,12 @@
 //! The OpenAPI document and its page on the real router: every route with its methods and nothing else, the key, the
 //! switch. That the document has the fields of bodies is tested beside their readers (`openai/fields_read_tests.rs`).
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use crate::common::{Answer, Options, TestServer};
 use axum::body::Body;
 use axum::http::{Method, Request};
-use common::{Answer, Options, TestServer};
 use halyard_server::openai::apis::APIS;
 use halyard_server::openapi::page;
 use serde_json::Value;

@@ -1,17 +1,13 @@
 //! `/pause`, `/resume`, `/is_paused` and `/reset_prefix_cache` on the real router: what each mode does to requests that
 //! run and to those that come, what is refused, and that the routes are there in development mode only.
 
-mod common;
-#[path = "common/long_answers.rs"]
-mod long_answers;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{Answer, Options, TestServer, for_development_with_a_key};
+use crate::long_answers::{ask, finish, server, until_running};
 use axum::body::Body;
 use axum::http::{Method, Request};
-use common::{Answer, Options, TestServer, for_development_with_a_key};
-use long_answers::{ask, finish, server, until_running};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 

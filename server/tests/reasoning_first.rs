@@ -1,13 +1,9 @@
 //! Reasoning before a grammar: what a request asks of the text binds what comes behind the model's reasoning, on each
 //! API that has reasoning, whole and streamed.
 
-mod common;
-#[path = "common/scripted_server.rs"]
-mod scripted_server;
-
-use common::{Options, fixture};
-use scripted_server::Scripted;
-use scripted_server::scripted::ScriptedModel;
+use crate::common::{Options, fixture};
+use crate::scripted_server::Scripted;
+use crate::scripted_server::scripted::ScriptedModel;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";

@@ -1,11 +1,9 @@
 //! Effects of request fields and of the operator's defaults, through the real router: roles, tools in the prompt,
 //! truncation, ids, metrics in two formats, and the routes with facts about the server.
 
-mod common;
-
+use crate::common::{Answer, Options, TestServer, fixture};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, Options, TestServer, fixture};
 use halyard_server::openai::policy::ServingDefaults;
 use serde_json::{Value, json};
 

@@ -1,14 +1,10 @@
 //! OpenAI's Responses API through the real router: a model whose words are known thinks, talks and calls tools, whole
 //! and streamed; and what is refused.
 
-mod common;
-#[path = "common/scripted_server.rs"]
-mod scripted_server;
-
+use crate::common::{Answer, TestServer};
+use crate::scripted_server::{Scripted, THINKING};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, TestServer};
-use scripted_server::{Scripted, THINKING};
 use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";

@@ -1,18 +1,14 @@
 //! `/sleep`, `/wake_up`, `/is_sleeping` and `/collective_rpc` on the real router: memory, requests, metrics and health
 //! while the engine sleeps, weights of another folder, and what is refused.
 
-mod common;
-#[path = "common/long_answers.rs"]
-mod long_answers;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{Options, TestServer, fixture, for_development_with_a_key};
+use crate::long_answers::{ask, finish, until_running};
 use axum::http::Method;
-use common::{Options, TestServer, fixture, for_development_with_a_key};
 use halyard_platform_api::{Device, Platform};
 use halyard_reference::ReferencePlatform;
-use long_answers::{ask, finish, until_running};
 use serde_json::{Value, json};
 
 /// A POST that answers 200 without a body, as vLLM's.
@@ -105,7 +101,7 @@ async fn memory_goes_and_comes_back_with_the_same_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_run_end_or_go_on() {
     // The model's folder is gone: level 1 does not need it.
-    let server = long_answers::server("sleep");
+    let server = crate::long_answers::server("sleep");
     let long = ask(&server, "/v1/completions", "long", true);
     until_running(&server, 1).await;
     done(&server, "/sleep?mode=keep").await;

@@ -1,19 +1,15 @@
 //! Stored responses through the real router: conversations that go on, reading and deleting, the background, bounds,
 //! and whom a response belongs to. The model's words are written down.
 
-mod common;
-#[path = "common/scripted_server.rs"]
-mod scripted_server;
-
 use std::time::{Duration, Instant};
 
+use crate::common::{Answer, Options, fixture};
+use crate::scripted_server::Scripted;
+use crate::scripted_server::scripted::ScriptedModel;
 use axum::body::Body;
 use axum::http::{Method, Request};
-use common::{Answer, Options, fixture};
 use halyard_server::http::response_store::StoreLimits;
 use http_body_util::BodyExt;
-use scripted_server::Scripted;
-use scripted_server::scripted::ScriptedModel;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

@@ -1,12 +1,10 @@
 //! Structured output through the real router: whole and streamed, on both routes, and what is refused with 400.
 
-mod common;
-
 use std::path::PathBuf;
 
+use crate::common::{Options, TestServer, fixture};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Options, TestServer, fixture};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;

@@ -1,18 +1,14 @@
 //! Tool calls and reasoning through the real router: a model whose text is known calls tools in several families'
 //! formats, whole and streamed. Answers to the byte are in `data/tool_call_bytes.txt`.
 
-mod common;
-#[path = "common/scripted_server.rs"]
-mod scripted_server;
-
 use std::fmt::Write;
 
+use crate::common::{Answer, assert_recorded, fixture};
+use crate::scripted_server::scripted::ScriptedModel;
+use crate::scripted_server::{Scripted, THINKING};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, assert_recorded, fixture};
 use halyard_server::openai::policy::ServingDefaults;
-use scripted_server::scripted::ScriptedModel;
-use scripted_server::{Scripted, THINKING};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";

@@ -1,17 +1,15 @@
 //! The layers around every route, on the real router: panics that are answered and counted, host names, CORS, draining,
 //! and the log level.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common::{Answer, Options, TestServer};
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
-use common::{Answer, Options, TestServer};
 use futures::StreamExt;
 use halyard_server::http::cors::CorsRules;
 use halyard_server::http::host_check::HostRules;

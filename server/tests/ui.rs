@@ -1,14 +1,12 @@
 //! The page's routes on the real router: files and their headers, the key, the figures, the request log and its bounds,
 //! the plugins, and a server without a page.
 
-mod common;
-
 use std::net::SocketAddr;
 
+use crate::common::{Answer, Options, TestServer};
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Request, header};
-use common::{Answer, Options, TestServer};
 use halyard_server::http::peer::Peer;
 use halyard_server::ui::{MAX_REQUESTS, SINK_NAME, assets};
 use serde_json::{Value, json};

@@ -1,11 +1,9 @@
 //! The requests of `data/vllm_parity.json` through the real router: each has the status that vLLM 0.32 gave the same
 //! request, or another one and the reason for it. The file says how vLLM was asked.
 
-mod common;
-
+use crate::common::{Answer, Options, TestServer, fixture};
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, Options, TestServer, fixture};
 use halyard_server::openai::policy::ServingDefaults;
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -1,11 +1,9 @@
 //! The behaviour that requests rely on: on the CPU platform, on `reference`, and on a device that runs steps later, at
 //! async depths 0, 1 and 2.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{cpu, delayed, fixtures, on_every_device, open, reference};
+use crate::common::{cpu, delayed, fixtures, on_every_device, open, reference};
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
 use halyard_platform_api::{Device, Platform};
 
@@ -504,7 +502,9 @@ fn end_tokens_outside_the_vocabulary_are_refused_at_load() {
         std::fs::copy(entry.path(), folder.join(entry.file_name())).expect("copied");
     }
     std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": [2, 99999]}"#).expect("written");
-    let error = Llm::open(common::config(&folder), cpu()).err().map(|e| e.to_string());
+    let error = Llm::open(crate::common::config(&folder), cpu())
+        .err()
+        .map(|e| e.to_string());
     std::fs::remove_dir_all(&folder).expect("removed");
     let error = error.expect("refused");
     assert!(error.contains("99999") && error.contains("vocab_size"), "{error}");
@@ -512,7 +512,7 @@ fn end_tokens_outside_the_vocabulary_are_refused_at_load() {
 
 #[test]
 fn more_steps_in_flight_than_the_device_takes_are_refused() {
-    let mut config = common::config(&fixtures().join("llama"));
+    let mut config = crate::common::config(&fixtures().join("llama"));
     config.scheduler.async_depth = Some(3);
     let error = Llm::open(config, delayed(2)).err().expect("refused").to_string();
     assert!(

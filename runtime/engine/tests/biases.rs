@@ -1,10 +1,8 @@
 //! Biases that guides give tokens: they act like a request's own, together with it, for one token each.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{delayed, fixtures, on_every_device, open, open_on, reference};
+use crate::common::{delayed, fixtures, on_every_device, open, open_on, reference};
 use halyard_engine::{
     CompletionOutput, FinishReason, GuideFactory, Llm, LogitChanges, Request, SamplingParams, TokenGuide,
 };

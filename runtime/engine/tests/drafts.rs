@@ -1,11 +1,9 @@
 //! Drafted tokens: two a step by prompt lookup, verified by the model, wrong ones rolled back. What comes out is what
 //! comes out without them.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{delayed, fixtures, on_every_device, open, open_on, reference};
+use crate::common::{delayed, fixtures, on_every_device, open, open_on, reference};
 use halyard_device_check::drafts::{self as checks, Answer, MODEL, prompt, two_drafts};
 use halyard_engine::{FinishReason, Llm, Request, SamplingParams, SpeculativeConfig, StatsSnapshot};
 use halyard_platform_api::Device;
@@ -106,7 +104,7 @@ fn numbers_that_make_no_drafts_are_refused_at_start() {
         (2, 0, 2, "prompt_lookup_min: 0 is not between 1 and"),
         (2, 3, 2, "prompt_lookup_min: 3 is not between 1 and prompt_lookup_max 2"),
     ] {
-        let mut config = common::config(&path);
+        let mut config = crate::common::config(&path);
         config.speculative = Some(SpeculativeConfig {
             num_speculative_tokens: drafts,
             prompt_lookup_min: min,

@@ -1,12 +1,10 @@
 //! Expert parallelism over threads: ranks with whole experts give Hugging Face's numbers, and what they cannot share is
 //! refused.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::wrapped::{Change, wrapped};
-use common::{config, delayed, fixtures, open_on, reference};
+use crate::common::wrapped::{Change, wrapped};
+use crate::common::{config, delayed, fixtures, open_on, reference};
 use halyard_device_check::goldens::{self, F32, Free};
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{Device, Platform};

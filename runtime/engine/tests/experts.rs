@@ -1,12 +1,10 @@
 //! Models with experts in a running engine: with adapters, and on a platform that lacks their ops. Their numbers are
 //! compared in `goldens.rs`.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::wrapped::{Change, wrapped};
-use common::{config, cpu, fixtures, open, reference};
+use crate::common::wrapped::{Change, wrapped};
+use crate::common::{config, cpu, fixtures, open, reference};
 use halyard_engine::{AdapterSource, Llm, LoraConfig, Request, RequestOutput, SamplingParams};
 use halyard_platform_api::Device;
 

@@ -1,12 +1,10 @@
 //! Models against Hugging Face, teacher-forced and running free (tests/device has the rules). Tiny random models of
 //! every family, and real ones where they are at hand.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{cpu, fixtures, open, reference};
+use crate::common::{cpu, fixtures, open, reference};
 use halyard_device_check::goldens::{
     self, Bounds, F32, Free, INT8, INT8_KV_BF16, KV_BF16, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS, KV_SCALE_MODELS,
 };

@@ -1,15 +1,13 @@
 //! Token guides: code that says after each token which may come next. Their masks come while the device works; rows
 //! without guides never wait for them.
 
-mod common;
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use common::{delayed, fixtures, loaded, on_every_device, open, open_on, reference};
+use crate::common::{delayed, fixtures, loaded, on_every_device, open, open_on, reference};
 use halyard_engine::{
     CompletionOutput, EngineConfig, FinishReason, GuideConfig, GuideFactory, Llm, LogitChanges, OutputStream, Request,
     SamplingParams, SpeculativeConfig, TokenGuide,
@@ -415,7 +413,7 @@ fn guided_sequences_end_when_no_thread_is_left() {
 #[test]
 fn bounds_of_guides_are_checked() {
     for (max_mask_time, max_stuck_threads) in [(Duration::ZERO, 1), (Duration::from_secs(1), 0)] {
-        let mut config = common::config(&fixtures().join("llama"));
+        let mut config = crate::common::config(&fixtures().join("llama"));
         config.guides = GuideConfig {
             max_mask_time,
             max_stuck_threads,

@@ -1,10 +1,8 @@
 //! Steps in which some rows give a hidden state and others a token.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{cpu, delayed, fixtures, on_every_device, open, open_on, reference};
+use crate::common::{cpu, delayed, fixtures, on_every_device, open, open_on, reference};
 use halyard_device_check::hidden_states::{self as checks, BOUND, Golden, MODELS, distance, request as embedded};
 use halyard_engine::{FinishReason, Llm, OutputStream, Request, SamplingParams, SubmitError};
 use halyard_platform_api::Device;

@@ -1,13 +1,11 @@
 //! A KV cache of codes, 8 and 4 bits with a scale for each token and head: what it says against Hugging Face over such
 //! keys and values, its size, its prefixes, its blocks in host memory and over two devices, and what refuses it.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::wrapped::{Change, wrapped};
-use common::{config, cpu, fixtures, open, open_on, reference};
+use crate::common::wrapped::{Change, wrapped};
+use crate::common::{config, cpu, fixtures, open, open_on, reference};
 use halyard_device_check::goldens::{
     self, Bounds, Free, KV_FP8_MODELS, KV_INT4, KV_INT4_GOLDENS, KV_INT8, KV_INT8_GOLDENS,
 };

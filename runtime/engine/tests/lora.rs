@@ -1,12 +1,10 @@
 //! LoRA adapters in a running engine: PEFT's numbers in mixed batches, residency, the prefix cache, unloading under
 //! load, and what is refused.
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::{cpu, delayed, fixtures, open, open_on, reference};
+use crate::common::{cpu, delayed, fixtures, open, open_on, reference};
 use halyard_device_check::goldens::{F32, Free};
 use halyard_device_check::lora::{GGUF, LLAMA};
 use halyard_engine::{

@@ -1,13 +1,11 @@
 //! Rows without a token: models whose logits are no numbers, and constraints that leave nothing. Their request ends
 //! with a reason; other requests, at the same time and later, are not affected.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::damaged::{Damage, Damaged};
-use common::{config, cpu, fixtures, on_every_device, open};
+use crate::common::damaged::{Damage, Damaged};
+use crate::common::{config, cpu, fixtures, on_every_device, open};
 use halyard_engine::{
     FinishReason, Llm, ParamError, Request, RequestOutput, SamplingParams, StatsSnapshot, SubmitError,
 };
@@ -275,7 +273,7 @@ fn several_ranks_end_the_same_request() {
     let device = one_thread;
     let want = expected(PAIRED, device(), good_prompts(), &greedy(12));
     let model = Damaged::embeddings(PAIRED, 64, &[DAMAGED]);
-    let llm = common::open_on(model.path(), &[device(), device()], |_| {});
+    let llm = crate::common::open_on(model.path(), &[device(), device()], |_| {});
     let mut prompts = bad_prompts();
     prompts.extend(good_prompts());
     for _ in 0..2 {

@@ -1,12 +1,10 @@
 //! The second tier of the prefix cache in host memory: prompts that the device has lost come back with the same tokens,
 //! over one device and two, and sizes that cannot be are refused.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::wrapped::{Change, wrapped};
-use common::{config, cpu, fixtures, on_every_device, open, open_on};
+use crate::common::wrapped::{Change, wrapped};
+use crate::common::{config, cpu, fixtures, on_every_device, open, open_on};
 use halyard_engine::{EngineConfig, Llm, RequestOutput, SamplingParams};
 use halyard_platform_api::{Device, Platform};
 
@@ -96,7 +94,7 @@ on_every_device! {
             let outputs = llm.generate_ids(prompts.clone(), &greedy(50)).expect("taken");
             outputs.into_iter().map(|output| output.outputs[0].token_ids.clone()).collect()
         };
-        let roomy = ids(&open(&model, common::cpu(), |_| {}));
+        let roomy = ids(&open(&model, crate::common::cpu(), |_| {}));
         let llm = open(&model, device, small(64, page_bytes("llama")));
         assert_eq!(ids(&llm), roomy);
         let stats = llm.engine().stats();

@@ -1,10 +1,8 @@
 //! Step sizes by time: a step that took longer than its target makes the next ones smaller, and answers stay the same.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{fixtures, open, reference};
+use crate::common::{fixtures, open, reference};
 use halyard_engine::{Llm, SamplingParams};
 
 /// 200 tokens that share no prefix with another `seed`'s.

@@ -1,13 +1,11 @@
 //! Pauses in each mode, and resets of the prefix cache: what goes on, what waits, and that the answers' tokens are
 //! those without a pause. On a device without steps in flight and on one with up to three.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::answers::{alone, rest, submit};
-use common::{cpu, delayed, fixtures, open};
+use crate::common::answers::{alone, rest, submit};
+use crate::common::{cpu, delayed, fixtures, open};
 use halyard_engine::{ControlError, FinishReason, Llm, OutputStream, PauseMode};
 use halyard_platform_api::Device;
 

@@ -1,10 +1,8 @@
 //! Quantised checkpoints as the Hub has them (tests/fixtures/models/make_quantised.py) against Hugging Face on the
 //! weights that the formats' own libraries dequantise, in f32.
 
-mod common;
-
-use common::wrapped::{Change, wrapped};
-use common::{config, cpu, fixtures, open, open_on, reference};
+use crate::common::wrapped::{Change, wrapped};
+use crate::common::{config, cpu, fixtures, open, open_on, reference};
 use halyard_device_check::goldens::{self, F32, Free};
 use halyard_engine::{Llm, LoraConfig};
 use halyard_models::{Rounding, WeightQuantization};

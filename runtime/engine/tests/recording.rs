@@ -1,11 +1,9 @@
 //! Recorded decode steps give the same results as newly encoded ones, on a device that runs late and poisons memory
 //! that is read too early. A wrong recording is found before it is used.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{delayed, fixtures, loaded, open, reference};
+use crate::common::{delayed, fixtures, loaded, open, reference};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_device_check::recording as checks;
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
@@ -148,11 +146,11 @@ fn steps_that_score_tokens_are_encoded_anew() {
 
 #[test]
 fn the_device_check_holds_here_and_sees_a_stale_recording() {
-    let configure = |path: &std::path::Path| common::config(path);
+    let configure = |path: &std::path::Path| crate::common::config(path);
     for (name, outcome) in checks::check(&delayed(1), &fixtures(), &[DType::F32], |_| true, configure) {
         outcome.unwrap_or_else(|why| panic!("{name}: {why}"));
     }
-    let llama = || common::config(&fixtures().join("llama"));
+    let llama = || crate::common::config(&fixtures().join("llama"));
     let shown = checks::many_replays(&delayed(1), llama(), 100, false).expect("no growth");
     assert!(shown.contains("0 bytes in buffers"), "{shown}");
     let refused = checks::check(&stale(), &fixtures(), &[DType::F32], |_| true, configure);

@@ -1,14 +1,12 @@
 //! Weights of another folder in place of those that are served, without a restart: its tokens afterwards, what is
 //! refused, and what becomes of the old ones.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use common::answers::{rest, submit_to};
-use common::damaged::{Damage, Damaged};
-use common::{cpu, delayed, fixtures, open, open_on, reference};
+use crate::common::answers::{rest, submit_to};
+use crate::common::damaged::{Damage, Damaged};
+use crate::common::{cpu, delayed, fixtures, open, open_on, reference};
 use halyard_device_check::goldens::{self, F32, Free};
 use halyard_device_check::lora::LLAMA;
 use halyard_engine::{

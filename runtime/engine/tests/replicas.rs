@@ -1,11 +1,9 @@
 //! Several copies of a model behind one front: each request has one engine's answer, work is shared, prefixes are found
 //! again, and what is asked of one is asked of all.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{cpu, delayed, fixtures, open};
+use crate::common::{cpu, delayed, fixtures, open};
 use halyard_device_check::lora::LLAMA;
 use halyard_engine::{
     AdapterError, AdapterSource, EngineConfig, OutputStream, PauseMode, Replicas, Request, RequestOutput,

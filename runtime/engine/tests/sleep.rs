@@ -1,14 +1,12 @@
 //! Sleeping and waking: the device's memory goes and comes back, and so do the same tokens; what becomes of requests;
 //! wakes that fail. Weights of another folder are in `reload.rs`.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use common::answers::{alone, rest, submit};
-use common::damaged::Damaged;
-use common::{cpu, delayed, fixtures, loaded, open, open_on, reference};
+use crate::common::answers::{alone, rest, submit};
+use crate::common::damaged::Damaged;
+use crate::common::{cpu, delayed, fixtures, loaded, open, open_on, reference};
 use halyard_device_check::goldens::{self, F32, Free};
 use halyard_device_check::lora::LLAMA;
 use halyard_engine::{

@@ -1,14 +1,12 @@
 //! Structured output on tiny models with random weights, at temperature 1: what is finished passes its judge, together
 //! with everything else that a request may ask for.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::constraints::{Case, cases, choice, regex};
-use common::{cpu, delayed, fixtures, on_every_device, open, reference};
+use crate::common::constraints::{Case, cases, choice, regex};
+use crate::common::{cpu, delayed, fixtures, on_every_device, open, reference};
 use halyard_engine::{
     CompletionOutput, Constraint, EngineConfig, FinishReason, GrammarError, Llm, OutputStream, Request, RequestOutput,
     SamplingParams, SpeculativeConfig, StructuredOutputs, SubmitError,

@@ -1,13 +1,11 @@
 //! Tensor parallelism over threads: several ranks give what one device gives, and a rank that fails ends the engine
 //! with its words.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::wrapped::{Change, wrapped};
-use common::{config, delayed, fixtures, open, open_on};
+use crate::common::wrapped::{Change, wrapped};
+use crate::common::{config, delayed, fixtures, open, open_on};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_device_check::{collectives, tensor_parallel};
 use halyard_engine::{
@@ -94,7 +92,7 @@ macro_rules! ranks_equal_one_device {
     ($($name:ident: $model:literal, $($size:literal)+;)*) => {$(
         mod $name {
             #[test] fn cpu() { $(super::equals_one($model, super::cpu, $size);)+ }
-            #[test] fn reference() { $(super::equals_one($model, super::common::reference, $size);)+ }
+            #[test] fn reference() { $(super::equals_one($model, crate::common::reference, $size);)+ }
             #[test] fn delayed() { $(super::equals_one($model, super::delayed_by_2, $size);)+ }
         }
     )*};
@@ -195,7 +193,7 @@ fn loading_counts_the_bytes_of_a_rank() {
 #[test]
 fn dummy_weights_do_not_depend_on_the_ranks() {
     let path = fixtures().join("mistral");
-    for open_device in [cpu as Open, common::reference] {
+    for open_device in [cpu as Open, crate::common::reference] {
         let dummy = |c: &mut EngineConfig| c.model.load_format = LoadFormat::Dummy;
         let one = open(&path, open_device(), dummy);
         let four = open_on(&path, &devices(open_device, 4), dummy);
@@ -349,7 +347,7 @@ fn failure_on(ranks: Vec<Arc<dyn Device>>, rank: usize) -> String {
 
 #[test]
 fn a_failed_device_ends_the_engine_with_its_error() {
-    for open_device in [cpu as Open, common::reference, delayed_by_2] {
+    for open_device in [cpu as Open, crate::common::reference, delayed_by_2] {
         for rank in [0, 1] {
             let words = failure_of(open_device, rank, Change::FailsAtSubmit(30));
             let expected = format!("rank {rank} of 2: device: ");

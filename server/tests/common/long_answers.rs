@@ -1,5 +1,4 @@
 //! A server in development mode whose answers take long: thousands of tokens.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
 //! A tiny real model on the reference backend behind the real router, and requests to it without a socket.
-#![allow(dead_code)]
 
 use std::path::PathBuf;
 use std::sync::Arc;

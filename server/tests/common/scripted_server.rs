@@ -1,5 +1,4 @@
 //! A test server whose model's words are written down.
-#![allow(dead_code)]
 
 #[path = "../../../tests/e2e/src/scripted.rs"]
 pub mod scripted;

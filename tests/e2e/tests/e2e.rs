@@ -33,20 +33,3 @@ mod tool_calls;
 mod traces;
 mod vllm_bench;
 mod vllm_lines;
-
-/// A file that is not named above would never run.
-#[test]
-fn no_file_is_forgotten() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let names = std::fs::read_dir(folder).expect("the folder").map(|entry| {
-        let name = entry.expect("an entry").file_name();
-        name.to_string_lossy().trim_end_matches(".rs").to_owned()
-    });
-    for name in names.filter(|name| name != "e2e") {
-        let module = format!("\nmod {name};\n");
-        assert!(
-            include_str!("e2e.rs").contains(&module),
-            "e2e.rs does not name {name}.rs"
-        );
-    }
-}

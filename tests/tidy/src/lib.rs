@@ -8,6 +8,7 @@ pub mod circles;
 pub mod code;
 pub mod documents;
 pub mod rules;
+pub mod test_files;
 pub mod tree;
 
 use std::fmt;

@@ -3,7 +3,7 @@
 use halyard_tidy::arrows::{self, Package};
 use halyard_tidy::code::{code_only, word_parts};
 use halyard_tidy::tree::SourceFile;
-use halyard_tidy::{Finding, circles, documents, rules, tree};
+use halyard_tidy::{Finding, circles, documents, rules, test_files, tree};
 
 fn package(folder: &str, uses: &[&str], external: &[&str]) -> Package {
     let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
@@ -366,5 +366,34 @@ fn circles_of_modules_are_found() {
     assert!(
         gone.len() == 1 && gone[0].message.contains("not there any more"),
         "{gone:?}"
+    );
+}
+
+#[test]
+fn files_of_tests_that_never_run_are_found() {
+    let file = |path: &str, text: &str| SourceFile {
+        path: path.to_string(),
+        text: text.to_string(),
+    };
+    let files = |program: &str| {
+        vec![
+            file(
+                "runtime/x/Cargo.toml",
+                "[package]\nautotests = false\n\n[[test]]\nname = \"x\"\npath = \"tests/x.rs\"\n",
+            ),
+            file("runtime/x/tests/x.rs", program),
+            file("runtime/x/tests/a.rs", "#[test]\nfn a() {}\n"),
+            file("runtime/x/tests/common/mod.rs", "mod answers;\n"),
+            file("runtime/x/tests/common/answers.rs", "fn f() {}\n"),
+            file("runtime/y/Cargo.toml", "[package]\n"),
+            file("runtime/y/tests/b.rs", "#[test]\nfn b() {}\n"),
+        ]
+    };
+    assert_eq!(test_files::check(&files("//! X.\n\nmod a;\nmod common;\n")), []);
+    let found = test_files::check(&files("//! X.\n\nmod common;\n"));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(
+        found[0].path == "runtime/x/tests/a.rs" && found[0].message.contains("mod a;"),
+        "{found:?}"
     );
 }

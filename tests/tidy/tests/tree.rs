@@ -1,6 +1,6 @@
 //! This tree keeps its invariants. Every failure lists file, line and what to do.
 
-use halyard_tidy::{Finding, arrows, circles, documents, rules, tree};
+use halyard_tidy::{Finding, arrows, circles, documents, rules, test_files, tree};
 
 /// Fails with all findings at once.
 #[track_caller]
@@ -93,6 +93,12 @@ fn every_package_inherits_the_lints() {
 fn modules_form_no_circles() {
     let files = tree::text_files(&tree::root()).expect("the repository can be read");
     assert_none("circles", &circles::check(&files));
+}
+
+#[test]
+fn every_file_of_tests_runs() {
+    let files = tree::text_files(&tree::root()).expect("the repository can be read");
+    assert_none("test files", &test_files::check(&files));
 }
 
 #[test]

@@ -1,5 +1,4 @@
 //! A tiny model with some of its weights damaged, in a folder of its own.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

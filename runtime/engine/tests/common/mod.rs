@@ -1,5 +1,4 @@
 //! Platforms and tiny models that the engine's tests run on.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod answers;
 pub mod constraints;
@@ -85,21 +84,19 @@ pub fn open_on(path: &Path, devices: &[Arc<dyn Device>], change: impl FnOnce(&mu
 }
 
 /// Runs a check on every device that the engine must be right on.
-#[allow(unused_macros, reason = "each test binary uses a part")]
 macro_rules! on_every_device {
     ($($name:ident => $check:expr;)*) => {$(
         mod $name {
             use super::*;
-            #[test] fn cpu() { ($check)(common::cpu()) }
-            #[test] fn cpu_from_its_library() { ($check)(common::loaded("cpu")) }
-            #[test] fn reference() { ($check)(common::reference()) }
-            #[test] fn reference_from_its_library() { ($check)(common::loaded("reference")) }
-            #[test] fn delayed_from_its_library() { ($check)(common::loaded("delayed")) }
-            #[test] fn delayed_depth_0() { ($check)(common::delayed(0)) }
-            #[test] fn delayed_depth_1() { ($check)(common::delayed(1)) }
-            #[test] fn delayed_depth_2() { ($check)(common::delayed(2)) }
+            #[test] fn cpu() { ($check)($crate::common::cpu()) }
+            #[test] fn cpu_from_its_library() { ($check)($crate::common::loaded("cpu")) }
+            #[test] fn reference() { ($check)($crate::common::reference()) }
+            #[test] fn reference_from_its_library() { ($check)($crate::common::loaded("reference")) }
+            #[test] fn delayed_from_its_library() { ($check)($crate::common::loaded("delayed")) }
+            #[test] fn delayed_depth_0() { ($check)($crate::common::delayed(0)) }
+            #[test] fn delayed_depth_1() { ($check)($crate::common::delayed(1)) }
+            #[test] fn delayed_depth_2() { ($check)($crate::common::delayed(2)) }
         }
     )*};
 }
-#[allow(unused_imports, reason = "each test binary uses a part")]
 pub(crate) use on_every_device;

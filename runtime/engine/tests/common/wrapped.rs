@@ -1,5 +1,4 @@
 //! A device with one thing changed: what it says of itself, what its communicator gives, or when its queue fails.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

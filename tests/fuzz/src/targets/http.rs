@@ -14,6 +14,7 @@ use tokio::runtime::Runtime;
 use crate::target::{Case, Outcome, fixture};
 
 #[path = "../../../../server/tests/common/mod.rs"]
+#[allow(dead_code, reason = "the tests of the server have more needs")]
 mod common;
 
 use common::{Options, TestServer};
