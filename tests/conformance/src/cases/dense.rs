@@ -101,8 +101,13 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (48, 256, 160, false, true, 0),
     ];
     let batches = batches.iter().filter(|_| format == WeightFormat::F8E4M3);
-    // Matrices that fill a device, in tiles that are not whole and a depth that cannot be shared out evenly.
-    let large = [(40, 1096, 2480, true, true, 8), (64, 1088, 2464, false, false, 0)];
+    // Matrices that fill a device, in tiles that are not whole: over a depth that cannot be shared out evenly, and over
+    // a short one.
+    let large = [
+        (40, 1096, 3000, true, true, 8),
+        (64, 1088, 2984, false, false, 0),
+        (64, 264, 9992, true, true, 0),
+    ];
     let large = large
         .iter()
         .filter(|_| format == WeightFormat::BF16 && act == DType::BF16);

@@ -29,11 +29,17 @@ const SMALL: Extents = Extents {
     width: 64,
     inner: 96,
 };
-/// A batch over matrices that fill a device, in tiles that are not whole and a depth that cannot be shared out evenly.
+/// Batches over matrices that fill a device, in tiles that are not whole: over a depth that cannot be shared out
+/// evenly, and over a short one.
 const LARGE: Extents = Extents {
     tokens: 40,
     width: 1096,
-    inner: 1240,
+    inner: 1504,
+};
+const WIDE: Extents = Extents {
+    tokens: 48,
+    width: 264,
+    inner: 9864,
 };
 
 pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
@@ -43,6 +49,7 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
         // What lies between may stay unwritten: a backend then has most to gain, and to get wrong.
         (WeightFormat::BF16, DType::BF16, true, SMALL),
         (WeightFormat::BF16, DType::BF16, true, LARGE),
+        (WeightFormat::BF16, DType::BF16, true, WIDE),
         (WeightFormat::BF16, DType::BF16, false, SMALL),
         (WeightFormat::F8E4M3, DType::F32, false, SMALL),
         (WeightFormat::F8E4M3, DType::BF16, true, SMALL),

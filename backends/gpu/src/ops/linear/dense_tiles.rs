@@ -193,6 +193,12 @@ mod tests {
         assert_eq!(of(14_336, 4096), Some((112, 1)));
         assert_eq!(of(6144, 4096), Some((128, 2)));
         assert_eq!(of(28_672, 4096), Some((224, 1)));
+        // The large products and blocks of the conformance suite, which are there for these kernels.
+        assert_eq!(of(3000, 1096), Some((128, 4)));
+        assert_eq!(of(2984, 1088), Some((128, 4)));
+        assert_eq!(of(9992, 264), Some((112, 1)));
+        assert_eq!(of(2 * 1504, 1096), Some((128, 4)));
+        assert_eq!(of(2 * 9864, 264), Some((224, 1)));
         // More tiles than fit, too few to fill the device, and too short a depth to share out.
         assert_eq!(of(128_256, 4096), None);
         assert_eq!(of(576, 1536), None);
