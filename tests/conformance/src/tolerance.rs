@@ -52,7 +52,10 @@ pub enum Class {
         kv: DType,
     },
     /// The same over keys that were computed, and not just stored, before they were rounded to 8 or 4 bits.
-    AttentionOfRoundedKeys,
+    AttentionOfRoundedKeys {
+        /// Type of the cache.
+        kv: DType,
+    },
     /// A logarithm of a sum over the vocabulary.
     Logprob,
 }
@@ -130,7 +133,13 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
             1e-5,
             "f32 softmax in any order; queries and probabilities may meet a half-precision cache in its type",
         ),
-        Class::AttentionOfRoundedKeys => of(
+        Class::AttentionOfRoundedKeys { kv: DType::U4 } => of(
+            5.0 / 32.0,
+            1e-2,
+            "a key's element between two codes, a fifteenth of the head's span apart (0.37 of 5.5 at a root mean \
+             square of 1.15), may fall either way: that is five times E4M3's distance, and so is what a few of 64 move",
+        ),
+        Class::AttentionOfRoundedKeys { .. } => of(
             1.0 / 32.0,
             1e-2,
             "a key's element between two codes, 1/16 of it apart, may fall either way: a few of 64 move a score by up \

@@ -269,7 +269,7 @@ fn turned(form: &Form) -> Tolerance {
 /// and by half of that a result, beside the usual.
 fn attended(form: &Form, tokens: u32) -> Arg {
     let class = match form.kv {
-        DType::F8E4M3 | DType::I8 | DType::U4 => Class::AttentionOfRoundedKeys,
+        kv @ (DType::F8E4M3 | DType::I8 | DType::U4) => Class::AttentionOfRoundedKeys { kv },
         kv => Class::AttentionOver { kv },
     };
     let mut out = Arg::output(form.dtype, &[tokens, HEADS, HEAD_DIM], class);
