@@ -57,7 +57,7 @@ impl CudaDriver {
             context: context as usize,
             facts,
             policy: Policy {
-                dense_tiles: env::dense_tiles(options),
+                dense_tiles: env::dense_tiles(options)?,
                 ..Policy::default()
             },
             cache_folder: env::cache_folder(options),

@@ -5,8 +5,8 @@
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC,
 //! cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
 //! `HALYARD_CUDA_PEER_SUM_BYTES`) bounds the sums between devices that an own kernel does, in bytes of one operand (0:
-//! NCCL does all). `dense_tiles=1` (or `HALYARD_CUDA_DENSE_TILES=1`) gives products of 17 to 64 tokens on Hopper to an
-//! own kernel.
+//! NCCL does all). `dense_tiles=0` (or `HALYARD_CUDA_DENSE_TILES=0`) leaves products of 9 to 64 tokens on Hopper to
+//! other kernels.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -36,10 +36,13 @@ pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> 
     halyard_gpu::peer_sum_bytes("peer_sum_bytes (or HALYARD_CUDA_PEER_SUM_BYTES)", said)
 }
 
-/// Whether products of tens of tokens run on an own kernel on Hopper.
-pub(crate) fn dense_tiles(options: &OpenOptions) -> bool {
+/// Whether products of tens of tokens run on an own kernel on Hopper: unless the operator says 0.
+///
+/// # Errors
+/// A value that is neither 0 nor 1.
+pub(crate) fn dense_tiles(options: &OpenOptions) -> Result<bool> {
     let said = options.get_or("dense_tiles", var_os("HALYARD_CUDA_DENSE_TILES"));
-    said.is_some_and(|value| value == "1")
+    halyard_gpu::is_on("dense_tiles (or HALYARD_CUDA_DENSE_TILES)", said)
 }
 
 /// Folders where toolkits and Python packages put libraries, besides the loader's own.

@@ -39,7 +39,7 @@ pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, entries, find_symbol, folders_of, symbol};
 pub use modules::Modules;
 pub use ops::attention_self_test;
-pub use policy::{AttentionTiles, BlockProduct, Policy, Tile, Tiling};
+pub use policy::{AttentionTiles, BlockProduct, Policy, Tile, Tiling, is_on};
 pub use ranks::{CollectiveLibrary, RankDriver, peer_sum_bytes};
 pub use rounding::Rounding;
 pub use run_time_compiler::RunTimeCompiler;

@@ -1,11 +1,12 @@
 //! The policy of a device: which kernels it has and from which sizes each is used, as its driver knows or has measured.
 //! Plain data, made once when the device is opened; it prints as one line.
 
+use std::ffi::OsString;
 use std::fmt;
 
 use halyard_kernels_gpu::Source;
-use halyard_platform_api::DType;
 use halyard_platform_api::ops::Attention;
+use halyard_platform_api::{DType, Error, Result};
 
 /// A shape in which `linear_tiled` runs: blocks of 64 output rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +117,7 @@ impl Default for Policy {
             unpack_from: 33,
             integer_dots: false,
             matrix_tiling: None,
-            dense_tiles: false,
+            dense_tiles: true,
             attention_tiles: None,
             separate_entries: false,
             concurrent_commands: false,
@@ -178,7 +179,7 @@ impl fmt::Display for Policy {
         }
         for (set, text) in [
             (self.integer_dots, "tokens rounded to 8 bits where an op allows it"),
-            (self.dense_tiles, "tens of tokens in dense tiles"),
+            (!self.dense_tiles, "no dense tiles"),
             (self.separate_entries, "one entry point an image"),
             (self.concurrent_commands, "commands that share nothing run at once"),
         ] {
@@ -190,11 +191,41 @@ impl fmt::Display for Policy {
     }
 }
 
+/// What the operator says of a path that is on by itself: 0 or 1, in a platform's option or `variable`.
+///
+/// # Errors
+/// `InvalidArgument` naming the variable and what it takes.
+pub fn is_on(variable: &str, text: Option<OsString>) -> Result<bool> {
+    match text.as_ref().map(|text| text.as_encoded_bytes().trim_ascii()) {
+        None | Some(b"1") => Ok(true),
+        Some(b"0") => Ok(false),
+        Some(_) => Err(Error::invalid(format!(
+            "{variable} is {text:?}; it takes 1 (as without it) or 0 (off)"
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use halyard_kernels_gpu::ATTENTION_TILES;
 
     use super::*;
+
+    #[test]
+    fn a_path_is_on_off_or_an_error_that_names_the_variable() {
+        let read = |text: &str| is_on("X_TILES", Some(text.into()));
+        assert_eq!(
+            (is_on("X_TILES", None), read("1"), read(" 0 ")),
+            (Ok(true), Ok(true), Ok(false))
+        );
+        for text in ["", "yes", "2", "-0"] {
+            let error = read(text).expect_err(text);
+            assert!(
+                error.message.contains("X_TILES") && error.message.contains("0 (off)"),
+                "{error}"
+            );
+        }
+    }
 
     #[test]
     fn tiles_take_16_bit_heads_over_kv_of_their_own_type() {

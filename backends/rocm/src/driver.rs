@@ -44,7 +44,7 @@ impl HipDriver {
         let driver = HipDriver {
             ordinal,
             hip: hip()?,
-            policy: policy(&facts, env::matrix_attention_is_allowed(options)),
+            policy: policy(&facts, env::matrix_attention_is_allowed(options)?),
             facts,
             most_peer_sum_bytes: env::most_peer_sum_bytes(options)?.unwrap_or(0),
             compiler: OnceLock::new(),

@@ -37,9 +37,12 @@ pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> 
 }
 
 /// Whether attention may run on matrix units.
-pub(crate) fn matrix_attention_is_allowed(options: &OpenOptions) -> bool {
+///
+/// # Errors
+/// A value that is neither 0 nor 1.
+pub(crate) fn matrix_attention_is_allowed(options: &OpenOptions) -> Result<bool> {
     let said = options.get_or("matrix_attention", var_os("HALYARD_ROCM_MATRIX_ATTENTION"));
-    said.is_none_or(|value| value != "0")
+    halyard_gpu::is_on("matrix_attention (or HALYARD_ROCM_MATRIX_ATTENTION)", said)
 }
 
 /// Folders where ROCm and Python packages put libraries, besides the loader's own.

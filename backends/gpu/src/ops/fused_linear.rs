@@ -42,6 +42,7 @@ pub(crate) fn build(program: &Program) -> Result<Fused> {
         parts: Parts::of(program, part)?,
         plan,
         small_batches: Vec::new(),
+        most_tokens: 0,
         tiles: None,
     })
 }
@@ -222,13 +223,15 @@ pub(crate) struct Fused {
     plan: Option<Plan>,
     /// Compiled, one a step of the plan.
     small_batches: Vec<SmallBatch>,
+    /// Most tokens for which all of these beat the parts.
+    most_tokens: u32,
     /// The product and its gating for tens of tokens, behind a norm by itself.
     tiles: Option<DenseTiles>,
 }
 
 /// Most tokens for which a step's launch beats its parts.
-fn most_tokens(step: &Step) -> u32 {
-    SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0")
+fn most_tokens(step: &Step, cx: &Preparation<'_>) -> u32 {
+    SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0", cx.facts(), cx.policy())
 }
 
 impl Fused {
@@ -236,8 +239,7 @@ impl Fused {
     fn calls(&self, tensors: &[View]) -> Option<Vec<SmallBatchCall>> {
         let plan = self.plan.as_ref()?;
         let tokens = parts::view(tensors, plan.x).len();
-        let pays = plan.steps.iter().all(|step| tokens <= most_tokens(step))
-            && self.small_batches.iter().all(|kernel| kernel.takes_tokens(tokens));
+        let pays = tokens <= self.most_tokens && self.small_batches.iter().all(|kernel| kernel.takes_tokens(tokens));
         pays.then(|| Fused::steps(plan, tensors)).flatten()
     }
 
@@ -325,6 +327,7 @@ impl Kernel for Fused {
                 let (norm, gate) = (true, step.gate);
                 SmallBatch::prepare(cx, &step.op, step.layout, &Fusion { norm, gate })
             };
+            self.most_tokens = plan.steps.iter().map(|step| most_tokens(step, cx)).min().unwrap_or(0);
             self.small_batches = plan.steps.iter().map(prepare).collect::<Result<_>>()?;
             if let [step] = &plan.steps[..]
                 && step.gate != "0"

@@ -91,7 +91,7 @@ struct Matrix {
 /// Whether an own kernel multiplies tens of tokens by the matrix of a linear.
 fn has_tiles(node: &Node, cx: &Preparation<'_>) -> bool {
     match &node.spec {
-        OpSpec::Linear(op) => DenseTiles::takes(op, WeightLayout::of(op), cx.facts(), cx.policy()),
+        OpSpec::Linear(op) => DenseTiles::takes(op, WeightLayout::of(op), false, cx.facts(), cx.policy()),
         _ => false,
     }
 }

@@ -123,7 +123,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
         WeightLayout::Planes(format) => matrix_units && more_tokens && groups_tiles::takes(format, facts),
         _ => false,
     };
-    let dense_tiles = matrix_units && more_tokens && DenseTiles::takes(op, layout, facts, policy);
+    let dense_tiles = matrix_units && more_tokens && DenseTiles::takes(op, layout, false, facts, policy);
     let tiles = match !small_batch && product.is_none() && more_tokens {
         true => tiles(of, dots, policy).find(there),
         false => None,
@@ -164,9 +164,9 @@ fn own_tokens(of: Request<'_>, matrix_units: bool, facts: &Facts, policy: &Polic
     match layout {
         WeightLayout::Plain(_) if matrix_units && of.small_batches_are_fused => 0,
         WeightLayout::Planes(format) if matrix_units => {
-            SmallBatch::most_tokens(op, layout, false).min(groups_tiles::tokens_below(op, format, facts))
+            SmallBatch::most_tokens(op, layout, false, facts, policy).min(groups_tiles::tokens_below(op, format, facts))
         }
-        _ if matrix_units => SmallBatch::most_tokens(op, layout, false),
+        _ if matrix_units => SmallBatch::most_tokens(op, layout, false, facts, policy),
         WeightLayout::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
         WeightLayout::Plain(_) => {
             let from = policy.product_from(op.in_features, op.out_features);

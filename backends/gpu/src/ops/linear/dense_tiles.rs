@@ -89,9 +89,15 @@ impl DenseTiles {
     /// Most tokens: those of a block. More would read the weights once more.
     pub(in crate::ops) const MAX_TOKENS: u32 = 64;
 
-    /// Whether it computes a linear on a device.
-    pub(in crate::ops) fn takes(op: &ops::Linear, layout: WeightLayout, facts: &Facts, policy: &Policy) -> bool {
-        form_of(op, layout, false, facts, policy).is_some()
+    /// Whether it computes a linear on a device; with `gated`, one whose results have a gate's row and an up part's.
+    pub(in crate::ops) fn takes(
+        op: &ops::Linear,
+        layout: WeightLayout,
+        gated: bool,
+        facts: &Facts,
+        policy: &Policy,
+    ) -> bool {
+        form_of(op, layout, gated, facts, policy).is_some()
     }
 
     /// Whether it computes a call. All that it reads or writes lies at 16 bytes.

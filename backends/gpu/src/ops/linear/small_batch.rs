@@ -6,12 +6,15 @@ use halyard_platform_api::ops;
 
 use super::call::{Call, Path, rows_aligned};
 use super::dense_small_batch::{self, DenseSmallBatch};
+use super::dense_tiles::DenseTiles;
 use super::fusion::{Fusion, SmallBatchCall};
 use super::groups_small_batch::{self, GroupsSmallBatch};
 use super::layout::{WeightLayout, scales_at};
 use super::scaled_small_batch::{self, ScaledSmallBatch};
+use crate::driver::Facts;
 use crate::encoding::Encoding;
 use crate::kernel::Preparation;
+use crate::policy::Policy;
 
 /// The compiled kernel.
 pub(crate) struct SmallBatch {
@@ -50,12 +53,19 @@ impl SmallBatch {
     }
 
     /// Most tokens for which it beats what else there is. `gated`: a result has a gate's row and an up part's.
-    pub(crate) fn most_tokens(op: &ops::Linear, layout: WeightLayout, gated: bool) -> u32 {
+    pub(crate) fn most_tokens(
+        op: &ops::Linear,
+        layout: WeightLayout,
+        gated: bool,
+        facts: &Facts,
+        policy: &Policy,
+    ) -> u32 {
         match layout {
             WeightLayout::Scaled => scaled_small_batch::most_tokens(op),
             WeightLayout::Planes(_) => groups_small_batch::most_tokens(op),
             WeightLayout::Plain(_) => {
-                dense_small_batch::most_tokens(if gated { 2 } else { 1 } * op.out_features, op.in_features)
+                let has_tiles = DenseTiles::takes(op, layout, gated, facts, policy);
+                dense_small_batch::most_tokens(if gated { 2 } else { 1 } * op.out_features, op.in_features, has_tiles)
             }
         }
     }
