@@ -4,13 +4,14 @@
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use cudarc::driver::sys as cuda;
 use halyard_gpu::{
     CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Policy,
     Product, ProductSpec, RankDriver, Stream, param_addresses, short_of,
 };
-use halyard_platform_api::{Error, OpenOptions, Result};
+use halyard_platform_api::{Error, OpenOptions, Result, log};
 
 use crate::env;
 use crate::error::check;
@@ -425,7 +426,13 @@ impl Driver for CudaDriver {
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>> {
         let products = self.products.get_or_init(|| {
             self.enter()?;
-            Products::new(self.context, &self.facts, self.cache_folder()).map(Arc::new)
+            let begun = Instant::now();
+            let products = Products::new(self.context, &self.facts, self.cache_folder()).map(Arc::new);
+            log::debug(
+                "cuda",
+                &format!("cuBLASLt is there after {} ms", begun.elapsed().as_millis()),
+            );
+            products
         });
         products
             .as_ref()

@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use halyard_kernels_gpu::Source;
-use halyard_platform_api::Result;
+use halyard_platform_api::{Result, log};
 use sha2::{Digest, Sha256};
 
 use crate::cache::write_whole;
@@ -94,16 +95,27 @@ impl Modules {
             Some(folder) => Some(folder.join(file_name(&key(driver, source.name, text, options)?))),
             None => None,
         };
+        let begun = Instant::now();
+        let say = |how: &str, bytes: usize| {
+            let (options, ms) = (options.join(" "), begun.elapsed().as_millis());
+            log::debug(
+                "gpu",
+                &format!("{} {options}: {how} after {ms} ms, {bytes} bytes", source.name),
+            );
+        };
         // A stale or foreign image that hashes right but does not load is compiled anew as well.
-        if let Some(module) = path
+        if let Some((module, bytes)) = path
             .as_deref()
             .and_then(read_image)
-            .and_then(|image| driver.load(&image).ok())
+            .and_then(|image| Some((driver.load(&image).ok()?, image.len())))
         {
+            say("loaded from the cache", bytes);
             return Ok(module);
         }
         let image = driver.compile(source.name, text, options)?;
+        say("compiled", image.len());
         let module = driver.load(&image)?;
+        say("loaded", image.len());
         if let Some(path) = path {
             write_image(&path, &image);
         }
