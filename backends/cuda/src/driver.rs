@@ -427,12 +427,12 @@ impl Driver for CudaDriver {
         let products = self.products.get_or_init(|| {
             self.enter()?;
             let begun = Instant::now();
-            let products = Products::new(self.context, &self.facts, self.cache_folder()).map(Arc::new);
+            let products = Products::new(self.context, &self.facts, self.cache_folder())?;
             log::debug(
                 "cuda",
                 &format!("cuBLASLt is there after {} ms", begun.elapsed().as_millis()),
             );
-            products
+            Ok(Arc::new(products))
         });
         products
             .as_ref()

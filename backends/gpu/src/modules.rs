@@ -90,12 +90,12 @@ impl Modules {
     }
 
     fn module(&self, driver: &dyn Driver, source: Source, options: &[String]) -> Result<Module> {
+        let begun = Instant::now();
         let text = driver.kernel_text(source)?;
         let path = match &self.folder {
             Some(folder) => Some(folder.join(file_name(&key(driver, source.name, text, options)?))),
             None => None,
         };
-        let begun = Instant::now();
         let say = |how: &str, bytes: usize| {
             let (options, ms) = (options.join(" "), begun.elapsed().as_millis());
             log::debug(

@@ -229,11 +229,6 @@ pub(crate) struct Fused {
     tiles: Option<DenseTiles>,
 }
 
-/// Most tokens for which a step's launch beats its parts.
-fn most_tokens(step: &Step, cx: &Preparation<'_>) -> u32 {
-    SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0", cx.facts(), cx.policy())
-}
-
 impl Fused {
     /// The launches of a call, or `None` where its parts must run. Depends on shapes, strides and addresses only.
     fn calls(&self, tensors: &[View]) -> Option<Vec<SmallBatchCall>> {
@@ -327,7 +322,9 @@ impl Kernel for Fused {
                 let (norm, gate) = (true, step.gate);
                 SmallBatch::prepare(cx, &step.op, step.layout, &Fusion { norm, gate })
             };
-            self.most_tokens = plan.steps.iter().map(|step| most_tokens(step, cx)).min().unwrap_or(0);
+            let most =
+                |step: &Step| SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0", cx.facts(), cx.policy());
+            self.most_tokens = plan.steps.iter().map(most).min().unwrap_or(0);
             self.small_batches = plan.steps.iter().map(prepare).collect::<Result<_>>()?;
             if let [step] = &plan.steps[..]
                 && step.gate != "0"

@@ -8,10 +8,11 @@ use halyard_platform_api::ops;
 use super::dense_tiles::DenseTiles;
 use super::fusion::{CARVEOUT_BYTES, Fusion, SmallBatchCall};
 use super::layout::WeightLayout;
-use crate::driver::Function;
+use crate::driver::{Facts, Function};
 use crate::encoding::Encoding;
 use crate::kernel::Preparation;
 use crate::ops::names::{epilogue_code, type_name};
+use crate::policy::Policy;
 
 /// Token tiles of 8 that a block may take.
 const TILES: [u32; 3] = [1, 2, 4];
@@ -88,13 +89,18 @@ fn blocks_for(tiles: u32, most: u32, leave_room: bool) -> u32 {
     }
 }
 
+/// Rows of weights: with `gated`, a gate's and an up part's for each result.
+fn weight_rows(op: &ops::Linear, gated: bool) -> u32 {
+    op.out_features * if gated { 2 } else { 1 }
+}
+
 /// Most tokens for which it beats the library's product, which has the ops around it to launch separately. Measured on
 /// an H200. By itself: a 135M model's layer at 32 tokens 17.2 µs against 19.3 for the products alone; its head, too,
 /// wins up to 8 tokens. Where dense tiles are the other choice, they win from 9 tokens on: a step of an 8B model with
 /// 12 and 16 tokens takes 4.31 and 4.32 ms with them, and 4.52 and 4.65 without.
-pub(super) fn most_tokens(n: u32, k: u32, has_tiles: bool) -> u32 {
-    match u64::from(n) * u64::from(k) {
-        _ if has_tiles => 8,
+pub(super) fn most_tokens(op: &ops::Linear, gated: bool, facts: &Facts, policy: &Policy) -> u32 {
+    match u64::from(weight_rows(op, gated)) * u64::from(op.in_features) {
+        _ if DenseTiles::takes(op, WeightLayout::Plain(op.act), gated, facts, policy) => 8,
         0..0x20_0000 => 32,
         0x20_0000..0x1000_0000 => 16,
         _ => 8,
@@ -172,7 +178,7 @@ impl DenseSmallBatch {
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, fusion: &Fusion) -> Result<DenseSmallBatch> {
         let facts = cx.facts();
         let gated = fusion.gate != "0";
-        let rows = if gated { 2 } else { 1 } * op.out_features;
+        let rows = weight_rows(op, gated);
         let one = |tiles: u32| -> Result<Entry> {
             let shape = shape(rows, op.in_features, tiles, facts.num_sms);
             let [warps, row_tiles, depth, blocks, count] =
@@ -207,9 +213,7 @@ impl DenseSmallBatch {
             };
             Ok(Entry { shape, tiles, body })
         };
-        let gated = fusion.gate != "0";
-        let has_tiles = DenseTiles::takes(op, WeightLayout::Plain(op.act), gated, facts, cx.policy());
-        let needed = most_tokens(rows, op.in_features, has_tiles).min(op.max_tokens);
+        let needed = most_tokens(op, gated, facts, cx.policy()).min(op.max_tokens);
         let tiles = TILES.into_iter().filter(|&t| t == 1 || 4 * t < needed);
         // More tokens a block than shared memory has sums for are taken in several blocks.
         let fits = |&t: &u32| {

@@ -6,7 +6,6 @@ use halyard_platform_api::ops;
 
 use super::call::{Call, Path, rows_aligned};
 use super::dense_small_batch::{self, DenseSmallBatch};
-use super::dense_tiles::DenseTiles;
 use super::fusion::{Fusion, SmallBatchCall};
 use super::groups_small_batch::{self, GroupsSmallBatch};
 use super::layout::{WeightLayout, scales_at};
@@ -63,10 +62,7 @@ impl SmallBatch {
         match layout {
             WeightLayout::Scaled => scaled_small_batch::most_tokens(op),
             WeightLayout::Planes(_) => groups_small_batch::most_tokens(op),
-            WeightLayout::Plain(_) => {
-                let has_tiles = DenseTiles::takes(op, layout, gated, facts, policy);
-                dense_small_batch::most_tokens(if gated { 2 } else { 1 } * op.out_features, op.in_features, has_tiles)
-            }
+            WeightLayout::Plain(_) => dense_small_batch::most_tokens(op, gated, facts, policy),
         }
     }
 
