@@ -1,7 +1,7 @@
 //! Good requests through the real router and a tiny real model: shapes, streams, samples, log-probabilities, usage, and
 //! the greedy tokens that Hugging Face gives.
 
-use crate::common::{Answer, TestServer, fixture};
+use crate::common::{Answer, TestServer, fixture, until};
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
@@ -323,15 +323,8 @@ fn metric(answer: &Answer, start: &str) -> f64 {
     line.rsplit(' ').next().expect("a value").parse().expect("a number")
 }
 
-/// Metrics once `settled` holds: the engine publishes its counters just after it has handed out a step's tokens.
 async fn metrics_when(server: &TestServer, settled: impl Fn(&Answer) -> bool) -> Answer {
-    for _ in 0..100_000 {
-        let metrics = server.get("/metrics").await;
-        if settled(&metrics) {
-            return metrics;
-        }
-    }
-    panic!("never settled: {}", server.get("/metrics").await.text);
+    until(async || server.get("/metrics").await, settled).await
 }
 
 #[tokio::test]

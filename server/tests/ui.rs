@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use crate::common::{Answer, Options, TestServer};
+use crate::common::{Answer, Options, TestServer, until};
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Request, header};
@@ -143,15 +143,8 @@ async fn figures_and_the_log_show_what_ran() {
     let server = TestServer::new();
     let body = json!({"model": "tiny", "prompt": ["one two", "three"], "n": 2, "max_tokens": 5, "ignore_eos": true});
     complete(&server, body).await.ok();
-    // The engine answers first and records the step behind it.
-    let mut shown = data(&server, "").await;
-    for _ in 0..1000 {
-        if shown["figures"]["inter_token"]["count"] == 16 {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        shown = data(&server, "").await;
-    }
+    let is_recorded = |shown: &Value| shown["figures"]["inter_token"]["count"] == 16;
+    let shown = until(async || data(&server, "").await, is_recorded).await;
     assert_eq!(shown["figures"]["first_token"]["count"], 4);
     assert_eq!(shown["figures"]["inter_token"]["count"], 16);
     assert_eq!(shown["figures"]["end_to_end"]["count"], 2);

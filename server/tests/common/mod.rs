@@ -284,3 +284,14 @@ pub async fn for_development_with_a_key(plain: &TestServer, closed: &TestServer,
         closed.send(request()).await.error(401);
     }
 }
+
+/// What `ask` gives once `settled` holds: the engine answers first, and counts and records the step behind it.
+pub async fn until<T: std::fmt::Debug>(ask: impl AsyncFn() -> T, settled: impl Fn(&T) -> bool) -> T {
+    for _ in 0..100_000 {
+        let found = ask().await;
+        if settled(&found) {
+            return found;
+        }
+    }
+    panic!("never settled: {:?}", ask().await);
+}

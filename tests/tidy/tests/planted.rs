@@ -5,6 +5,13 @@ use halyard_tidy::code::{code_only, word_parts};
 use halyard_tidy::tree::SourceFile;
 use halyard_tidy::{Finding, circles, documents, rules, test_files, tree};
 
+fn file(path: &str, text: &str) -> SourceFile {
+    SourceFile {
+        path: path.to_string(),
+        text: text.to_string(),
+    }
+}
+
 fn package(folder: &str, uses: &[&str], external: &[&str]) -> Package {
     let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
     Package {
@@ -330,10 +337,6 @@ fn this_repository_is_listed_without_build_output() {
 
 #[test]
 fn circles_of_modules_are_found() {
-    let file = |path: &str, text: &str| SourceFile {
-        path: path.to_string(),
-        text: text.to_string(),
-    };
     let files = |b: &str| {
         vec![
             file("runtime/x/src/lib.rs", "mod a;\nmod b;\nmod c;\npub use a::A;\n"),
@@ -371,10 +374,6 @@ fn circles_of_modules_are_found() {
 
 #[test]
 fn files_of_tests_that_never_run_are_found() {
-    let file = |path: &str, text: &str| SourceFile {
-        path: path.to_string(),
-        text: text.to_string(),
-    };
     let files = |program: &str| {
         vec![
             file(
