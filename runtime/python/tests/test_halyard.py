@@ -274,19 +274,18 @@ from halyard import LLM, SamplingParams
 signal.signal(signal.SIGINT, signal.default_int_handler)
 llm = LLM({model!r}, platform="cpu", kv_cache_memory_bytes=256 << 20)
 params = SamplingParams(max_tokens=None, ignore_eos=True)
-print("ready", flush=True)
 try:
-    llm.generate([[7, 8, 9]] * 4000, params, use_tqdm=False)
+    # The bar is asked for when all requests are submitted, seconds before their end.
+    llm.generate([[7, 8, 9]] * 4000, params, use_tqdm=lambda **_: print("submitted", flush=True))
     print("it ran to its end")
 except KeyboardInterrupt:
     print(len(llm.generate([7], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)[0].outputs[0].token_ids))
 """
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        self.assertEqual(child.stdout.readline(), "ready\n")
+        self.assertEqual(child.stdout.readline(), "submitted\n")
         child.send_signal(signal.SIGINT)
         self.assertEqual(child.communicate(timeout=60)[0], "3\n")
         self.assertEqual(child.returncode, 0)
-
 
     def test_ctrl_c_while_a_model_loads_raises_at_once(self):
         code = f"""
