@@ -1,31 +1,32 @@
 //! Pauses in each mode, and resets of the prefix cache: what goes on, what waits, and that the answers' tokens are
 //! those without a pause. On a device without steps in flight and on one with up to three.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::answers::{alone, rest, submit};
-use crate::common::{cpu, delayed, fixtures, open};
+use crate::common::{Pace, fixtures, open, paced};
 use halyard_engine::{ControlError, FinishReason, Llm, OutputStream, PauseMode};
-use halyard_platform_api::Device;
 
 /// Tokens of a long answer.
 const LONG: u32 = 150;
 const PROMPT: [u32; 40] = [17; 40];
 const OTHER: [u32; 3] = [297, 368, 5];
 
-fn devices() -> [Arc<dyn Device>; 2] {
-    [cpu(), delayed(2)]
+/// On each device: one row, so that a second request waits.
+fn llms() -> [(Llm, Pace); 2] {
+    [0, 2].map(|depth| {
+        let (device, pace) = paced(depth);
+        let llm = open(&fixtures().join("llama"), device, |c| c.scheduler.max_num_seqs = 1);
+        (llm, pace)
+    })
 }
 
-/// One row, so that a second request waits.
-fn llm(device: Arc<dyn Device>) -> Llm {
-    open(&fixtures().join("llama"), device, |c| c.scheduler.max_num_seqs = 1)
-}
-
-/// Reads a request's first token.
-fn first(stream: &mut OutputStream) -> Vec<u32> {
-    stream.blocking_next().expect("a token").token_ids
+/// Sends a request, and reads its first token; the others come slowly.
+fn begin(llm: &Llm, pace: &Pace, prompt: &[u32]) -> (OutputStream, Vec<u32>) {
+    pace.slow();
+    let mut stream = submit(llm, prompt, LONG);
+    let tokens = stream.blocking_next().expect("a token").token_ids;
+    (stream, tokens)
 }
 
 /// The steps so far, and whether more come while the engine's thread has nothing to do but to answer.
@@ -39,11 +40,9 @@ fn assert_no_steps(llm: &Llm) {
 
 #[test]
 fn what_is_kept_stops_where_it_is_and_goes_on_with_its_blocks() {
-    for device in devices() {
-        let llm = llm(device);
+    for (llm, pace) in llms() {
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
-        let mut long = submit(&llm, &PROMPT, LONG);
-        let mut tokens = first(&mut long);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
         assert_eq!(llm.engine().pause(PauseMode::Keep, false).blocking_wait(), Ok(()));
         assert!(llm.engine().is_paused());
         let later = submit(&llm, &OTHER, 4);
@@ -53,6 +52,7 @@ fn what_is_kept_stops_where_it_is_and_goes_on_with_its_blocks() {
         assert_eq!(llm.engine().health(), Ok(()));
         assert_eq!(llm.engine().resume().blocking_wait(), Ok(()));
         assert!(!llm.engine().is_paused());
+        pace.quick();
         tokens.extend(rest(long).0);
         assert_eq!(tokens, expected.0);
         assert_eq!(rest(later).0, expected.1);
@@ -62,15 +62,14 @@ fn what_is_kept_stops_where_it_is_and_goes_on_with_its_blocks() {
 
 #[test]
 fn what_is_kept_without_the_cache_computes_everything_again() {
-    for device in devices() {
-        let llm = llm(device);
+    for (llm, pace) in llms() {
         let expected = alone(&llm, &PROMPT, LONG);
-        let mut long = submit(&llm, &PROMPT, LONG);
-        let mut tokens = first(&mut long);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
         assert_eq!(llm.engine().pause(PauseMode::Keep, true).blocking_wait(), Ok(()));
         let stats = llm.engine().stats();
         assert_eq!((stats.num_running, stats.kv_cache_usage), (0, 0.0));
         let hits = stats.prefix_cache_hits_total;
+        pace.quick();
         assert_eq!(llm.engine().resume().blocking_wait(), Ok(()));
         tokens.extend(rest(long).0);
         assert_eq!(tokens, expected);
@@ -82,13 +81,13 @@ fn what_is_kept_without_the_cache_computes_everything_again() {
 
 #[test]
 fn a_pause_that_waits_is_complete_when_what_ran_has_ended() {
-    for device in devices() {
-        let llm = llm(device);
+    for (llm, pace) in llms() {
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
-        let mut long = submit(&llm, &PROMPT, LONG);
-        let mut tokens = first(&mut long);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
         let waiting = submit(&llm, &OTHER, 4);
-        assert_eq!(llm.engine().pause(PauseMode::Wait, true).blocking_wait(), Ok(()));
+        let pause = llm.engine().pause(PauseMode::Wait, true);
+        pace.quick();
+        assert_eq!(pause.blocking_wait(), Ok(()));
         let stats = llm.engine().stats();
         assert_eq!((stats.num_running, stats.num_waiting), (0, 1));
         let (later, finish) = rest(long);
@@ -103,11 +102,9 @@ fn a_pause_that_waits_is_complete_when_what_ran_has_ended() {
 
 #[test]
 fn a_pause_that_aborts_ends_what_is_there_and_holds_what_comes() {
-    for device in devices() {
-        let llm = llm(device);
+    for (llm, pace) in llms() {
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
-        let mut long = submit(&llm, &PROMPT, LONG);
-        let mut tokens = first(&mut long);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
         let waiting = submit(&llm, &OTHER, 4);
         assert_eq!(llm.engine().pause(PauseMode::Abort, false).blocking_wait(), Ok(()));
         let stats = llm.engine().stats();
@@ -116,6 +113,7 @@ fn a_pause_that_aborts_ends_what_is_there_and_holds_what_comes() {
             (0, 0),
             "the counters are those of the pause"
         );
+        pace.quick();
         let (more, finish) = rest(long);
         tokens.extend(more);
         assert_eq!(finish, FinishReason::Paused);
@@ -133,14 +131,13 @@ fn a_pause_that_aborts_ends_what_is_there_and_holds_what_comes() {
 
 #[test]
 fn a_resume_ends_a_pause_that_is_not_complete() {
-    for device in devices() {
-        let llm = llm(device);
+    for (llm, pace) in llms() {
         let expected = alone(&llm, &PROMPT, LONG);
-        let mut long = submit(&llm, &PROMPT, LONG);
-        let mut tokens = first(&mut long);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
         let pause = llm.engine().pause(PauseMode::Wait, true);
         assert_eq!(llm.engine().resume().blocking_wait(), Ok(()));
         assert_eq!(pause.blocking_wait(), Err(ControlError::Resumed));
+        pace.quick();
         tokens.extend(rest(long).0);
         assert_eq!(tokens, expected);
         assert_eq!(llm.engine().resume().blocking_wait(), Ok(()), "without a pause, too");
@@ -149,15 +146,14 @@ fn a_resume_ends_a_pause_that_is_not_complete() {
 
 #[test]
 fn the_cache_is_reset_when_nothing_runs_or_when_what_runs_may_lose_its_blocks() {
-    for device in devices() {
-        let llm = llm(device);
+    for (llm, pace) in llms() {
         let cached = |llm: &Llm| submit(llm, &PROMPT, 2).blocking_collect().num_cached_tokens;
         let expected = alone(&llm, &OTHER, LONG);
         assert_eq!((cached(&llm), cached(&llm)), (0, 32));
-        let mut long = submit(&llm, &OTHER, LONG);
-        let mut tokens = first(&mut long);
+        let (long, mut tokens) = begin(&llm, &pace, &OTHER);
         assert_eq!(llm.engine().reset_prefix_cache(false).blocking_wait(), Ok(false));
         assert_eq!(llm.engine().reset_prefix_cache(true).blocking_wait(), Ok(true));
+        pace.quick();
         tokens.extend(rest(long).0);
         assert_eq!(tokens, expected);
         assert_eq!(llm.engine().stats().preemptions_total, 1);
@@ -169,10 +165,8 @@ fn the_cache_is_reset_when_nothing_runs_or_when_what_runs_may_lose_its_blocks() 
 
 #[test]
 fn a_shutdown_ends_what_is_held_at_once() {
-    for device in devices() {
-        let llm = llm(device);
-        let mut long = submit(&llm, &PROMPT, LONG);
-        first(&mut long);
+    for (llm, pace) in llms() {
+        let (long, _) = begin(&llm, &pace, &PROMPT);
         assert_eq!(llm.engine().pause(PauseMode::Keep, true).blocking_wait(), Ok(()));
         let began = Instant::now();
         llm.engine().shutdown(Duration::from_secs(60));

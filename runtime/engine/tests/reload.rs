@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::answers::{rest, submit_to};
 use crate::common::damaged::{Damage, Damaged};
-use crate::common::{cpu, delayed, fixtures, open, open_on, reference};
+use crate::common::{cpu, delayed, fixtures, open, open_on, paced, reference};
 use halyard_device_check::goldens::{self, F32, Free};
 use halyard_device_check::lora::LLAMA;
 use halyard_engine::{
@@ -88,11 +88,13 @@ fn the_other_folders_tokens_come_after_a_reload() {
 #[test]
 fn requests_that_run_go_on_with_the_new_weights() {
     let (llama, other) = (fixtures().join("llama"), other());
-    for device in [cpu(), delayed(2)] {
+    for (device, pace) in [paced(0), paced(2)] {
         let llm = open(&llama, device, |_| {});
+        pace.slow();
         let mut long = submit(llm.engine(), LONG);
         let mut found = long.blocking_next().expect("a token").token_ids;
         llm.engine().reload_weights(other.path()).expect("it fits");
+        pace.quick();
         let (later, finish) = rest(long);
         found.extend(later);
         assert_eq!((found.len(), finish), (LONG as usize, FinishReason::Length));
@@ -120,7 +122,9 @@ fn changed(file: &str, from: &str, to: &str) -> Damaged {
 
 #[test]
 fn another_model_is_refused_with_what_differs_and_nothing_changes() {
-    let llm = open(&fixtures().join("llama"), delayed(2), |_| {});
+    let (device, pace) = paced(2);
+    let llm = open(&fixtures().join("llama"), device, |_| {});
+    pace.slow();
     let mut long = submit(llm.engine(), LONG);
     let mut found = long.blocking_next().expect("a token").token_ids;
     let heads = "\"rope_theta\": 10000.0";
@@ -159,6 +163,7 @@ fn another_model_is_refused_with_what_differs_and_nothing_changes() {
     }
     let stats = llm.engine().stats();
     assert_eq!((stats.num_running, stats.preemptions_total), (1, 0));
+    pace.quick();
     found.extend(rest(long).0);
     let untouched = open(&fixtures().join("llama"), delayed(2), |_| {});
     assert_eq!(found, rest(submit(untouched.engine(), LONG)).0);

@@ -43,7 +43,7 @@ fn shares(replicas: &Replicas) -> Vec<u64> {
 
 /// Ends are counted after the last token was sent.
 fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if holds() {
             return;
         }
@@ -115,6 +115,10 @@ fn a_copy_with_a_full_queue_is_passed_over_and_a_stopped_one_too() {
     assert!(matches!(refused, SubmitError::QueueFull { .. }), "{refused}");
     assert!(running.len() >= 2, "both copies had taken some: {}", running.len());
     drop(running);
+    wait_until("the cancels", || {
+        let waiting = replicas.engines().iter().map(|engine| engine.stats().num_waiting);
+        waiting.sum::<u64>() == 0
+    });
     replicas.engines()[0].shutdown(Duration::ZERO);
     for kind in 0..3 {
         let output = replicas

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::answers::{alone, rest, submit};
 use crate::common::damaged::Damaged;
-use crate::common::{cpu, delayed, fixtures, loaded, open, open_on, reference};
+use crate::common::{cpu, delayed, fixtures, loaded, open, open_on, paced, reference};
 use halyard_device_check::goldens::{self, F32, Free};
 use halyard_device_check::lora::LLAMA;
 use halyard_engine::{
@@ -133,9 +133,10 @@ fn requests_that_come_while_it_sleeps_are_answered_after_the_wake() {
 
 #[test]
 fn what_is_kept_goes_on_after_the_wake() {
-    for device in [cpu(), delayed(2)] {
+    for (device, pace) in [paced(0), paced(2)] {
         let llm = llm(device);
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
+        pace.slow();
         let mut long = submit(&llm, &PROMPT, LONG);
         let mut tokens = long.blocking_next().expect("a token").token_ids;
         let waiting = submit(&llm, &OTHER, 4);
@@ -144,6 +145,7 @@ fn what_is_kept_goes_on_after_the_wake() {
             Ok(())
         );
         assert_eq!(llm.engine().stats().num_waiting, 2);
+        pace.quick();
         wake(llm.engine());
         tokens.extend(rest(long).0);
         assert_eq!((tokens, rest(waiting).0), expected);
@@ -152,16 +154,16 @@ fn what_is_kept_goes_on_after_the_wake() {
 
 #[test]
 fn a_sleep_that_waits_is_there_when_what_ran_has_ended() {
-    for device in [cpu(), delayed(2)] {
+    for (device, pace) in [paced(0), paced(2)] {
         let llm = llm(device);
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
+        pace.slow();
         let mut long = submit(&llm, &PROMPT, LONG);
         let mut tokens = long.blocking_next().expect("a token").token_ids;
         let waiting = submit(&llm, &OTHER, 4);
-        assert_eq!(
-            llm.engine().sleep(SleepLevel::Two, PauseMode::Wait).blocking_wait(),
-            Ok(())
-        );
+        let asked = llm.engine().sleep(SleepLevel::Two, PauseMode::Wait);
+        pace.quick();
+        assert_eq!(asked.blocking_wait(), Ok(()));
         let (later, finish) = rest(long);
         tokens.extend(later);
         assert_eq!((tokens, finish), (expected.0, FinishReason::Length));
@@ -172,9 +174,10 @@ fn a_sleep_that_waits_is_there_when_what_ran_has_ended() {
 
 #[test]
 fn a_sleep_that_aborts_ends_what_is_there() {
-    for device in [cpu(), delayed(2)] {
+    for (device, pace) in [paced(0), paced(2)] {
         let llm = llm(device);
         let expected = alone(&llm, &PROMPT, LONG);
+        pace.slow();
         let mut long = submit(&llm, &PROMPT, LONG);
         long.blocking_next().expect("a token");
         let waiting = submit(&llm, &OTHER, 4);
@@ -183,6 +186,7 @@ fn a_sleep_that_aborts_ends_what_is_there() {
             (rest(long).1, rest(waiting).1),
             (FinishReason::Paused, FinishReason::Paused)
         );
+        pace.quick();
         wake(llm.engine());
         assert_eq!(alone(&llm, &PROMPT, LONG), expected);
     }
@@ -191,8 +195,10 @@ fn a_sleep_that_aborts_ends_what_is_there() {
 #[test]
 fn a_resume_or_a_wake_gives_up_a_sleep_that_waits() {
     for wakes in [false, true] {
-        let llm = llm(delayed(2));
+        let (device, pace) = paced(2);
+        let llm = llm(device);
         let expected = alone(&llm, &PROMPT, LONG);
+        pace.slow();
         let mut long = submit(&llm, &PROMPT, LONG);
         let mut tokens = long.blocking_next().expect("a token").token_ids;
         let asked = llm.engine().sleep(SleepLevel::One, PauseMode::Wait);
@@ -206,6 +212,7 @@ fn a_resume_or_a_wake_gives_up_a_sleep_that_waits() {
             (llm.engine().sleep_state(), llm.engine().is_paused()),
             (SleepState::Awake, false)
         );
+        pace.quick();
         tokens.extend(rest(long).0);
         assert_eq!(tokens, expected);
     }

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use halyard_engine::{EngineConfig, FinishReason, Llm, Request, SamplingParams, SpeculativeConfig, StatsSnapshot};
+use halyard_engine::{
+    EngineConfig, FinishReason, Llm, PauseMode, Request, SamplingParams, SpeculativeConfig, StatsSnapshot,
+};
 use halyard_platform_api::{DType, Device};
 
 /// A tiny model with layers of two kinds, one of which keeps a window of keys only.
@@ -61,8 +63,13 @@ fn requests() -> Vec<Request> {
 /// # Errors
 /// A request that was refused.
 pub fn answers(llm: &Llm) -> Result<(Vec<Answer>, StatsSnapshot), String> {
-    let submit = |request| llm.engine().submit(request).map_err(|e| e.to_string());
+    let engine = llm.engine();
+    // All begin in one step, so that two runs have the same batches.
+    let held = engine.pause(PauseMode::Keep, false).blocking_wait();
+    held.map_err(|e| e.to_string())?;
+    let submit = |request| engine.submit(request).map_err(|e| e.to_string());
     let streams = requests().into_iter().map(submit).collect::<Result<Vec<_>, _>>()?;
+    engine.resume().blocking_wait().map_err(|e| e.to_string())?;
     let answers = streams
         .into_iter()
         .map(|stream| {

@@ -7,6 +7,8 @@ pub mod wrapped;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{Device, Platform};
@@ -48,6 +50,28 @@ pub fn delayed(depth: u32) -> Arc<dyn Device> {
         .expect("the delayed device opens")
 }
 
+/// The pace of a delayed device's steps.
+pub struct Pace(Arc<AtomicU64>);
+
+impl Pace {
+    /// A step takes some 0.2 s from now on: what a test does next comes long before a long answer ends.
+    pub fn slow(&self) {
+        self.0.store(200_000, Ordering::Relaxed);
+    }
+
+    /// A step takes half a millisecond, as at first.
+    pub fn quick(&self) {
+        self.0.store(500, Ordering::Relaxed);
+    }
+}
+
+/// A delayed device whose pace the test sets.
+pub fn paced(depth: u32) -> (Arc<dyn Device>, Pace) {
+    let platform = halyard_delayed::DelayedPlatform::new(depth, 7);
+    let pace = Pace(platform.half_latency_us());
+    (platform.open(0).expect("the delayed device opens"), pace)
+}
+
 fn open_linked(plugin: halyard_platform_api::LinkedPlugin) -> Arc<dyn Device> {
     let plugin = Plugin::from_linked(plugin).expect("the plugin negotiates");
     plugin
@@ -66,6 +90,9 @@ pub fn config(path: &Path) -> EngineConfig {
     config.scheduler.max_num_batched_tokens = Some(48);
     // Few steps come here: the first of each size is recorded.
     config.recording.from_step = 1;
+    // Machines of tests stand still for a second at times.
+    config.grammars.max_compile_time = Duration::from_secs(120);
+    config.guides.max_mask_time = Duration::from_secs(600);
     config
 }
 
