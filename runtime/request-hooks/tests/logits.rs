@@ -14,6 +14,8 @@ use halyard_request_hooks::{Failed, LogitsProcessors, ProcessorFailure};
 use prometheus_client::registry::Registry;
 
 const VOCAB: u32 = 40;
+/// Of each call.
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 struct Model;
 
@@ -64,7 +66,7 @@ impl LogitsProcessor for Scripted {
             "error" => Err(Error::new(Status::Internal, "broken")),
             "away" => Err(Error::new(Status::Unavailable, "away")),
             "sleep" => {
-                std::thread::sleep(Duration::from_secs(2));
+                std::thread::sleep(2 * TIMEOUT);
                 Ok(None)
             }
             args => Ok(Some(Box::new(Scripted(
@@ -110,8 +112,7 @@ fn processors(names: &[&'static str]) -> (LogitsProcessors, Receiver<ThreadId>) 
         ((*name).to_owned(), factory, "{}".to_owned())
     };
     let chosen = names.iter().map(one).collect();
-    let timeout = Duration::from_millis(500);
-    let all = LogitsProcessors::create(chosen, &model, timeout, &["a", "z"]);
+    let all = LogitsProcessors::create(chosen, &model, TIMEOUT, &["a", "z"]);
     (all.unwrap_or_else(|(name, error)| panic!("{name}: {error}")), dropped)
 }
 
@@ -157,7 +158,7 @@ async fn a_request_meets_processors_that_refuse_fail_or_take_no_part() {
         ("invalid", 400, "logits_processor_rejected", "not so"),
         ("error", 500, "logits_processor_failed", "`a` failed: Internal: broken"),
         ("away", 503, "logits_processor_failed", "away"),
-        ("sleep", 503, "logits_processor_failed", "did not answer within 500 ms"),
+        ("sleep", 503, "logits_processor_failed", "did not answer within 4000 ms"),
     ] {
         let failed = failure(&all, args).await;
         assert_eq!((failed.http_status(), failed.code()), (status, code), "{failed}");
@@ -209,8 +210,8 @@ async fn a_sample_is_processed_anywhere_and_dropped_on_a_blocking_thread() {
         assert!(error.contains("leaves no token"), "{error}");
         let error = poisoned.sample(0).process(&[], &mut [1; 2], &mut biases);
         assert!(error.expect_err("as after a panic").contains("panicked"));
-        assert!(opened.give_up().contains("did not answer within 500 ms"));
-        assert_eq!(opened.timeout(), Duration::from_millis(500));
+        assert!(opened.give_up().contains("did not answer within 4000 ms"));
+        assert_eq!(opened.timeout(), TIMEOUT);
         drop((sample, other));
         std::thread::current().id()
     });

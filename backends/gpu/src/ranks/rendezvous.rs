@@ -140,6 +140,14 @@ mod tests {
         }
     }
 
+    /// Until a rank has come to the first round.
+    fn until_one_waits(id: &CommunicatorId) {
+        let comes = || lock().get_or_insert_default()[id].rounds[0].is_empty();
+        while comes() {
+            std::thread::yield_now();
+        }
+    }
+
     fn ordinals(endpoints: Option<Vec<Endpoint>>) -> Vec<i32> {
         endpoints
             .expect("an id of this process")
@@ -175,7 +183,7 @@ mod tests {
                     .err()
                     .expect("no other rank comes")
             });
-            std::thread::sleep(Duration::from_millis(20));
+            until_one_waits(&id);
             give_up(&id);
             let error = waits.join().expect("no panic");
             assert_eq!(error.status, Status::Timeout);
@@ -193,7 +201,7 @@ mod tests {
         announce(&id);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| meet(&group(3, 0, 2), 0, endpoint(0)).is_err());
-            std::thread::sleep(Duration::from_millis(20));
+            until_one_waits(&id);
             let error = meet(&group(3, 1, 3), 0, endpoint(1)).err().expect("refused");
             assert!(error.message.contains("others with 2"), "{}", error.message);
             give_up(&id);

@@ -97,8 +97,10 @@ pub fn factory() -> Arc<dyn StatLoggerFactory> {
     plugin.stat_logger_factory().expect("a stat logger")
 }
 
-/// A logger with this configuration.
-pub fn logger(config: serde_json::Value) -> Box<dyn StatLogger> {
+/// A logger with this configuration, patient where it says nothing else.
+pub fn logger(mut config: serde_json::Value) -> Box<dyn StatLogger> {
+    let settings = config.as_object_mut().expect("an object");
+    settings.entry("timeout_ms").or_insert(60_000.into());
     factory().create(&config.to_string()).expect("a good configuration")
 }
 

@@ -1,5 +1,6 @@
 /* A stat logger that misbehaves as its configuration says: {"do":"WORD","path":"FILE"}. Whatever it does, it first appends a line for each
- * iteration record to FILE (step index and first time to a token) and for each start and finished record (its model or request id). */
+ * iteration record to FILE (step index and first time to a token) and for each start and finished record (its model or request id).
+ * While there is a FILE.wait, it does not start. */
 #include "halyard.h"
 
 #include <stdio.h>
@@ -61,12 +62,14 @@ static void misbehave(void) {
 }
 
 static uint32_t create(void *instance, halyard_str config, void **out, halyard_error *err) {
-    static char text[1024];
+    static char text[1024], wait[sizeof path + 5];
     (void)instance;
     if (config.len >= sizeof text) return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "a long configuration");
     memcpy(text, config.ptr, (size_t)config.len);
     value_of(text, "\"do\"", what);
     value_of(text, "\"path\"", path);
+    snprintf(wait, sizeof wait, "%s.wait", path);
+    while (access(wait, F_OK) == 0) usleep(1000);
     if (strcmp(what, "refuse") == 0) return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "key `do`: refused as asked");
     if (strcmp(what, "crash_at_create") == 0) *(volatile int *)NULL = 1;
     *out = &what;
@@ -104,7 +107,7 @@ static uint32_t log_batch(void *logger, const halyard_record_batch *batch, halya
 
 static uint32_t flush(void *logger, uint64_t deadline_ns, halyard_error *err) {
     (void)logger, (void)err;
-    if (strcmp(what, "deadline") == 0 && (deadline_ns > 2000000000ull || deadline_ns == 0)) return fail(err, HALYARD_STATUS_INTERNAL, "another deadline");
+    if (strcmp(what, "deadline") == 0 && (deadline_ns > 15000000000ull || deadline_ns == 0)) return fail(err, HALYARD_STATUS_INTERNAL, "another deadline");
     return HALYARD_STATUS_OK;
 }
 
