@@ -156,14 +156,14 @@ class Offline(unittest.TestCase):
         self.assertEqual(outputs[1].outputs[0].token_ids, outputs[201].outputs[0].token_ids)
 
     def test_other_threads_run_while_the_engine_does(self):
-        params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
-        thread = threading.Thread(target=self.llm.generate, args=([[297, 368]] * 300, params, False))
+        params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+        thread = threading.Thread(target=self.llm.generate, args=([[297, 368]] * 500, params, False))
         turns = 0
         thread.start()
         while thread.is_alive():
             turns += 1
         # With the lock held this thread would get a turn each 100 ms.
-        self.assertGreater(turns, 10_000)
+        self.assertGreater(turns, 1_000)
 
     def test_bad_values_are_named_and_nothing_runs_on(self):
         for params, words in [
@@ -284,7 +284,7 @@ except KeyboardInterrupt:
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         self.assertEqual(child.stdout.readline(), "submitted\n")
         child.send_signal(signal.SIGINT)
-        self.assertEqual(child.communicate(timeout=60)[0], "3\n")
+        self.assertEqual(child.communicate(timeout=600)[0], "3\n")
         self.assertEqual(child.returncode, 0)
 
     def test_ctrl_c_while_a_model_loads_raises_at_once(self):
@@ -302,14 +302,18 @@ except KeyboardInterrupt:
 with LLM({str(MODEL)!r}, **common) as llm:
     print(len(llm.generate([7], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)[0].outputs[0].token_ids))
 """
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        # The thread that loads has a name.
-        threads = pathlib.Path(f"/proc/{child.pid}/task")
-        while child.poll() is None and "halyard-load" not in names_of(threads):
-            pass
-        child.send_signal(signal.SIGINT)
-        self.assertEqual(child.communicate(timeout=120)[0], "interrupted\n3\n")
-        self.assertEqual(child.returncode, 0)
+        for _ in range(10):
+            child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+            # The thread that loads has a name.
+            threads = pathlib.Path(f"/proc/{child.pid}/task")
+            while child.poll() is None and "halyard-load" not in names_of(threads):
+                pass
+            child.send_signal(signal.SIGINT)
+            said = child.communicate(timeout=600)[0]
+            # On a busy machine it may end before the signal comes.
+            if not said.startswith("it was loaded"):
+                break
+        self.assertEqual((said, child.returncode), ("interrupted\n3\n", 0))
 
     def test_adapters_answer_as_peft(self):
         with LLM(MODEL, **WITH_LORA, **EXACT) as llm:
@@ -361,8 +365,15 @@ class Streaming(unittest.IsolatedAsyncioTestCase):
             outputs = [output async for output in stream]
             self.assertEqual(outputs[-1].prompt_token_ids, case["prompt_ids"], case["name"])
             self.assertEqual(outputs[-1].outputs[0].token_ids, case["hf_fp32"]["ids"], case["name"])
-            self.assertGreater(len(outputs), 1)
             self.assertEqual([output.finished for output in outputs], [False] * (len(outputs) - 1) + [True])
+
+    async def test_an_answer_comes_in_pieces(self):
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        for attempt in range(50):
+            # An output has all that came since the last one, on a busy machine the whole answer.
+            if len(await self.collect(f"pieces {attempt}", "The river", params)) > 1:
+                return
+        self.fail("50 answers of 200 tokens came whole")
 
     async def test_requests_of_one_adapter_at_once_share_it(self):
         engine = AsyncLLM(MODEL, **WITH_LORA, **EXACT)

@@ -12,6 +12,7 @@ const origin = new URL(url).origin;
 const faults = [];
 const browser = await chromium.launch({
   executablePath: process.env.HALYARD_CHROMIUM, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+  timeout: 180_000,
 });
 
 async function open(options) {

@@ -43,12 +43,14 @@ if sys.argv[1] == "tls":
         raise AssertionError("a client without a certificate, or one that does not know the authority, was served")
 elif sys.argv[1] == "refresh":
     url, ca, cert, key, new_ca = sys.argv[2:7]
-    with httpx.Client(verify=with_certificate(ca, cert, key)) as old:
+    # A connection that is idle for 5 seconds would be closed here.
+    lasting = httpx.Limits(keepalive_expiry=None)
+    with httpx.Client(verify=with_certificate(ca, cert, key), limits=lasting) as old:
         stream = old.get(f"{url}/health").extensions["network_stream"]
         # The key first: until the certificate follows the two do not fit, and the server keeps what it has.
         for new, path in (sys.argv[7:9], sys.argv[9:11]):
             os.replace(new, path)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 httpx.Client(verify=with_certificate(new_ca, cert, key)).get(f"{url}/health").raise_for_status()

@@ -16,6 +16,7 @@ const question = scripted ? "Tell me a story." : "Why does the sea look blue? An
 const faults = [];
 const browser = await chromium.launch({
   executablePath: process.env.HALYARD_CHROMIUM, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+  timeout: 180_000,
 });
 
 async function open(options) {

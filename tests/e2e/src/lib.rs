@@ -5,6 +5,7 @@ pub mod clients;
 pub mod scripted;
 
 use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,13 +79,20 @@ pub fn installed(variable: &str, names: &[&str]) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// A port that nobody has on any address of this machine.
+/// Ports that the system gives to nobody who asks for any: Linux takes those from 32768 on.
+const PORTS: Range<u16> = 10_000..32_000;
+
+/// A port that nobody has on any address of this machine, and that is given once: who gets it may bind it later.
 ///
 /// # Panics
 /// When all are taken.
 pub fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("0.0.0.0:0").expect("a free port");
-    listener.local_addr().expect("bound").port()
+    static GIVEN: AtomicUsize = AtomicUsize::new(0);
+    // Programs of tests that run at the same time begin at other ones.
+    let first = std::process::id() as usize * 500;
+    let next = |_| PORTS.start + ((first + GIVEN.fetch_add(1, Ordering::Relaxed)) % PORTS.len()) as u16;
+    let is_free = |port: &u16| std::net::TcpListener::bind(("0.0.0.0", *port)).is_ok();
+    PORTS.map(next).find(is_free).expect("a free port")
 }
 
 /// The library of a platform, in the binary's folder.
@@ -139,6 +147,16 @@ pub fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// Deadlines that a busy machine may miss: a plugin or a collector that is late would fail a test of something else.
+/// A test of a deadline sets its flag, which counts before the variable.
+const LONG_MS: [&str; 5] = [
+    "HALYARD_STAT_LOGGER_DEADLINE_MS",
+    "HALYARD_IO_PROCESSOR_TIMEOUT_MS",
+    "HALYARD_LOGITS_PROCESSOR_TIMEOUT_MS",
+    "HALYARD_TEST_DEADLINE_MS",
+    "OTEL_EXPORTER_OTLP_TIMEOUT",
+];
+
 /// The binary with `args`, in an environment that has none of the caller's settings.
 pub fn halyard(args: &[&str]) -> Command {
     let mut command = Command::new(binary());
@@ -150,6 +168,7 @@ pub fn halyard(args: &[&str]) -> Command {
     }) {
         command.env_remove(name);
     }
+    command.envs(LONG_MS.map(|name| (name, "60000")));
     command.args(args).stdin(Stdio::null());
     command
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use halyard_e2e::{Server, TestFolder, fixture, run, stderr};
+use halyard_e2e::{Server, TestFolder, fixture, free_port, run, stderr};
 use serde_json::Value;
 
 /// Runs a bench of the tiny model and reads its file.
@@ -174,9 +174,7 @@ fn options_that_mean_nothing_are_refused_before_anything_runs() {
 #[test]
 fn a_sweep_runs_every_combination_once_and_goes_on_where_it_stood() {
     let folder = TestFolder::new("bench-sweep");
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let port = free.local_addr().expect("bound").port();
-    drop(free);
+    let port = free_port();
     let model = fixture("llama");
     let serve = format!(
         "halyard serve --platform cpu --model '{}' --kv-cache-memory-bytes 16MiB --port {port}",

@@ -18,7 +18,7 @@ use rustls::{ClientConfig, ClientConnection, HandshakeKind, RootCertStore, Strea
 use serde_json::{Value, json};
 
 /// Tokens of the answer during which certificates change.
-const TOKENS: u64 = 1000;
+const TOKENS: u64 = 100;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
@@ -143,18 +143,8 @@ fn replace(old: &(PathBuf, PathBuf), new: &(PathBuf, PathBuf)) {
     std::fs::rename(&new.0, &old.0).expect("replaced");
 }
 
-fn generated(control: &mut Connection) -> f64 {
-    let (_, metrics) = control.ask("GET", "/metrics").expect("an answer");
-    let lines = metrics
-        .lines()
-        .filter(|line| line.starts_with("vllm:generation_tokens_total"));
-    lines
-        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-        .sum()
-}
-
-/// An answer begins on a connection of certificate A and stands still; the certificate becomes B; the answer goes on
-/// there to its end, and so does the connection.
+/// An answer begins on a connection of certificate A, and its tokens are held; the certificate becomes B; the answer
+/// goes on there to its end, and so does the connection.
 fn a_stream_outlives_its_certificate(name: &str, flags: &[&str], reload: impl FnOnce(&Server)) {
     let folder = TestFolder::new(name);
     let (first, second) = (Authority::new(&folder.0, "first"), Authority::new(&folder.0, "second"));
@@ -174,7 +164,7 @@ fn a_stream_outlives_its_certificate(name: &str, flags: &[&str], reload: impl Fn
     let trusting = client(&[&first, &second], None);
 
     let mut control = Connection::open(&server, &trusting);
-    assert_eq!(control.ask("GET", "/health").expect("an answer").0, 200);
+    assert_eq!(control.ask("POST", "/pause?mode=keep").expect("an answer").0, 200);
     let mut held = Connection::open(&server, &trusting);
     let body = json!({
         "model": "scripted",
@@ -190,21 +180,15 @@ fn a_stream_outlives_its_certificate(name: &str, flags: &[&str], reload: impl Fn
         200
     );
     held.head().expect("a head");
-    let mut answer = held.chunk().expect("a piece");
-    assert_eq!(control.ask("POST", "/pause?mode=keep").expect("an answer").0, 200);
 
     replace(&old, &new);
     reload(&server);
     // A session that could go on with the keys of an earlier one would not see the new certificate.
     assert_eq!(shown_to_new(&server, &trusting), (new_shown, false));
     assert_eq!((held.shown().0, control.shown().0), (old_shown.clone(), old_shown));
-    let so_far = generated(&mut control);
-    assert!(
-        so_far > 0.0 && so_far < TOKENS as f64,
-        "the answer runs while the certificate changes: {so_far} tokens"
-    );
 
     assert_eq!(control.ask("POST", "/resume").expect("an answer").0, 200);
+    let mut answer = String::new();
     loop {
         match held.chunk().expect("the answer goes on").as_str() {
             "" => break,

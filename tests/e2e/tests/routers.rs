@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use halyard_e2e::clients::{output, python_or_skip};
@@ -21,9 +22,9 @@ const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
 /// What the two workers answer.
 const NAMES: [&str; 2] = ["worker one", "worker two"];
 /// For what must come.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// For an event to reach a router that listens.
-const EVENT: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(180);
+/// For events to reach a router that listens.
+const EVENTS: Duration = Duration::from_secs(10);
 /// Between looks.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -72,11 +73,11 @@ struct Router {
 }
 
 impl Router {
-    /// Starts `program args` before the workers; none, with the reason on standard output, where the package cannot be
-    /// had.
+    /// Starts `program args` before the workers and waits until both answer; none, with the reason on standard output,
+    /// where the package cannot be had.
     async fn start(package: &str, program: &[&str], workers: &[Worker; 2], args: &[&str]) -> Option<Router> {
         let python = python_or_skip(Path::new(env!("CARGO_TARGET_TMPDIR")), &[package])?;
-        let folder = TestFolder::new(&format!("router-{}", free_port()));
+        let folder = TestFolder::new("router");
         let log = folder.0.join("log");
         let file = std::fs::File::create(&log).expect("a log");
         let (port, metrics) = (free_port().to_string(), free_port().to_string());
@@ -96,13 +97,24 @@ impl Router {
             _folder: folder,
         };
         router
-            .until("it has both workers", async || router.answers().await)
+            .until("both answer", async || router.answers().await && router.spreads().await)
             .await;
         Some(router)
     }
 
     fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// How many batches of a worker's events it has taken in, by their numbers in its log.
+    fn batches_of(&self, url: &str) -> u64 {
+        let log = self.log();
+        let is_of = |line: &&str| line.contains("sequence advanced") && line.contains(url);
+        let numbers = log.lines().filter(is_of).filter_map(|line| {
+            let digits = line.trim_end().rsplit(|letter: char| !letter.is_ascii_digit()).next();
+            digits?.parse::<u64>().ok()
+        });
+        numbers.max().map_or(0, |last| last + 1)
     }
 
     /// Waits for what must come.
@@ -185,11 +197,12 @@ impl Router {
     }
 
     /// Whether both answer, when several conversations that share nothing come at once.
-    async fn spreads(&self, about: &str) -> bool {
+    async fn spreads(&self) -> bool {
+        static ASKED: AtomicUsize = AtomicUsize::new(0);
         let mut asked = JoinSet::new();
-        for number in 0..24 {
+        for _ in 0..24 {
             // The first words differ, or they would be one prefix.
-            let body = chat(&format!("{number} {about}: {}", long(number)));
+            let body = chat(&long(ASKED.fetch_add(1, Relaxed)));
             let request = self.client.post(format!("{}{CHAT}", self.url)).json(&body);
             asked.spawn(async move {
                 let answer = request.send().await.expect("an answer");
@@ -251,7 +264,6 @@ async fn vllm_router_keeps_a_prefix_on_a_worker_and_goes_on_without_it() {
         return;
     };
     router.serves().await;
-    assert!(router.spreads("before").await, "{}", router.log());
     let conversation = format!("a long conversation: {}", long(99));
     let home = router.chat(&conversation).await;
     for turn in 0..5 {
@@ -266,9 +278,7 @@ async fn vllm_router_keeps_a_prefix_on_a_worker_and_goes_on_without_it() {
         assert_eq!(who, NAMES[other], "it goes on to answer");
     }
     workers[gone].come_back();
-    router
-        .until("both answer again", async || router.spreads("after").await)
-        .await;
+    router.until("both answer again", async || router.spreads().await).await;
 }
 
 #[tokio::test]
@@ -313,34 +323,53 @@ async fn vllm_router_follows_kv_cache_events() {
         return;
     };
     for worker in &workers {
-        let listens = async || subscribers(&router.client, &worker.url).await == 1;
+        let listens = async || figure(&router.client, &worker.url, "kv_event_subscribers").await == 1;
         router.until("it listens to each worker", listens).await;
     }
     let rounds = workers.iter().zip(NAMES).chain(workers.iter().zip(NAMES));
     for (round, (worker, name)) in rounds.enumerate() {
-        let content = format!("{round} told to one worker alone: {}", long(1000 + round));
-        let direct = router
-            .client
-            .post(format!("{}{CHAT}", worker.url))
-            .json(&chat(&content));
-        assert_eq!(direct.send().await.expect("an answer").status(), 200);
-        // The event is on its way: nothing else tells the router, as no request went through it.
-        tokio::time::sleep(EVENT).await;
-        for turn in 0..4 {
-            let who = router.chat(&format!("{content} and then {turn}?")).await;
-            assert_eq!(who, name, "round {round}, turn {turn}\n{}", router.log());
+        let mut who = Vec::new();
+        for attempt in 0..10 {
+            let batches = async || figure(&router.client, &worker.url, "kv_event_batches_total").await;
+            let before = batches().await;
+            let content = format!(
+                "{round} told to one worker alone: {}",
+                long(1000 + 10 * round + attempt)
+            );
+            let direct = router
+                .client
+                .post(format!("{}{CHAT}", worker.url))
+                .json(&chat(&content));
+            assert_eq!(direct.send().await.expect("an answer").status(), 200);
+            // Nothing but events tells the router, as no request went through it.
+            let begun = Instant::now();
+            let is_told = async || {
+                let sent = batches().await;
+                sent > before && router.batches_of(&worker.url) >= sent
+            };
+            while !is_told().await && begun.elapsed() < EVENTS {
+                tokio::time::sleep(PAUSE).await;
+            }
+            who.clear();
+            for turn in 0..4 {
+                who.push(router.chat(&format!("{content} and then {turn}?")).await);
+            }
+            if who == [name; 4] {
+                break;
+            }
+            // An event was late, or was lost before it subscribed. Both workers know this content now: try another one.
         }
+        assert_eq!(who, [name; 4], "round {round}\n{}", router.log());
     }
 }
 
-async fn subscribers(client: &Client, url: &str) -> u64 {
+/// A figure of a worker.
+async fn figure(client: &Client, url: &str, name: &str) -> u64 {
     let answer = client.get(format!("{url}/metrics")).send().await.expect("an answer");
     let text = answer.text().await.expect("text");
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("halyard:kv_event_subscribers "));
+    let line = text.lines().find(|line| line.starts_with(&format!("halyard:{name} ")));
     let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
-    value.unwrap_or_else(|| panic!("no figure in {text}"))
+    value.unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
 #[tokio::test]
@@ -388,16 +417,13 @@ async fn smg_takes_servers_for_vllm_and_goes_on_without_one() {
         let kind = (&worker["runtime_type"], &worker["connection_mode"], &worker["model_id"]);
         assert_eq!(kind, (&json!("vllm"), &json!("http"), &json!("scripted")), "{listed}");
     }
-    assert!(router.spreads("before").await, "{}", router.log());
     workers[0].die();
     router.until_answered_by(NAMES[1], "without the first").await;
     for turn in 0..4 {
         assert_eq!(router.chat(&format!("without the first {turn}")).await, NAMES[1]);
     }
     workers[0].come_back();
-    router
-        .until("both answer again", async || router.spreads("after").await)
-        .await;
+    router.until("both answer again", async || router.spreads().await).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! A running server under load and at its end: streams that complete while others are cut, blocks that come back, a
 //! shutdown that lets answers finish, and logs that keep prompts to themselves.
 
-use halyard_e2e::{Server, fixture, halyard};
+use halyard_e2e::{Server, fixture, free_port, halyard};
 use reqwest::Client;
 use serde_json::{Value, json};
 
@@ -98,7 +98,7 @@ async fn of_64_streams_a_third_is_cut_and_the_rest_complete() {
             tokio::spawn(async move {
                 // Those that are cut have much left to do, however late the client reads.
                 let is_cut = index % 3 == 0;
-                let choices = if is_cut { 16 } else { 1 };
+                let choices = if is_cut { 64 } else { 1 };
                 let body = json!({"prompt": vec![5 + index; prompt], "max_tokens": limit, "ignore_eos": true,
                     "n": choices, "seed": index,
                     "stream": true, "return_token_ids": true, "stream_options": {"include_usage": true}});
@@ -170,7 +170,7 @@ async fn a_signal_lets_running_answers_finish() {
 async fn past_the_deadline_answers_are_aborted_with_a_reason() {
     let server = Server::tiny(&["--shutdown-timeout", "0", "--max-num-seqs", "1"]);
     let client = Client::new();
-    let body = json!({"prompt": [5, 6, 7], "max_tokens": 240, "ignore_eos": true, "stream": true, "n": 16});
+    let body = json!({"prompt": [5, 6, 7], "max_tokens": 240, "ignore_eos": true, "stream": true, "n": 128});
     let mut events = Events::open(&client, &server.url, &body).await;
     events.next().await.expect("it runs");
     server.signal("INT");
@@ -214,10 +214,7 @@ async fn prompts_stay_out_of_the_log_unless_asked() {
 #[tokio::test]
 async fn json_logs_are_json_and_say_when_it_is_ready() {
     // The banner may change, so readiness is read from the log: the port is chosen here.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|socket| socket.local_addr())
-        .expect("a free port")
-        .port();
+    let port = free_port();
     let model = fixture("llama");
     let mut command = halyard(&[
         "serve",
