@@ -144,6 +144,7 @@ struct Worker {
 }
 
 impl Worker {
+    /// A process that waits for its first call.
     fn start(program: &PathBuf, limits: TemplateLimits) -> io::Result<Self> {
         let mut child = Command::new(program)
             .arg0("halyard")
@@ -165,19 +166,26 @@ impl Worker {
         let output = child.stdout.take().ok_or_else(missing)?;
         rustix::io::ioctl_fionbio(&input, true)?;
         rustix::io::ioctl_fionbio(&output, true)?;
-        Ok(Worker {
+        let mut worker = Worker {
             child,
             input,
             output,
             open: None,
-        })
+        };
+        // Its start takes processor time that no template is to blame for.
+        let cpu = Duration::MAX;
+        match worker.exchange(&[], TemplateLimits { cpu, ..limits }) {
+            Ok(_ready) => Ok(worker),
+            Err(stopped) => Err(io::Error::other(worker.ending(&stopped, limits))),
+        }
     }
 
     fn knows(&self, open: &Arc<[u8]>) -> bool {
         self.open.as_ref().is_some_and(|known| Arc::ptr_eq(known, open))
     }
 
-    /// Sends a frame and waits for its answer.
+    /// Sends a frame and waits for its answer. With nothing to send it waits for the frame that says that the process
+    /// has started.
     fn exchange(&mut self, frame: &[u8], limits: TemplateLimits) -> Result<Vec<u8>, Stopped> {
         let mut watch = Watch {
             start: Instant::now(),
@@ -222,7 +230,7 @@ impl Worker {
             Stopped::Pipe(error) => error,
         };
         // Its pipes close a moment before it is gone.
-        let patience = Instant::now() + Duration::from_secs(1);
+        let patience = Instant::now() + Duration::from_secs(10);
         let status = loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => break Some(status),
@@ -340,7 +348,10 @@ pub fn run_template_child(args: &TemplateChildArgs) -> Result<(), ServerError> {
     // Files of their own: the standard ones buffer by lines.
     let own = |fd: io::Result<std::os::fd::OwnedFd>| fd.map(File::from).map_err(ServerError::io("opening its pipes"));
     let input = own(io::stdin().as_fd().try_clone_to_owned())?;
-    let output = own(io::stdout().as_fd().try_clone_to_owned())?;
+    let mut output = own(io::stdout().as_fd().try_clone_to_owned())?;
+    // An empty frame: it has started.
+    let ready = output.write_all(&[0; 4]);
+    ready.map_err(ServerError::io("saying that it has started"))?;
     serve_templates(input, output, before).map_err(ServerError::io("serving templates"))
 }
 

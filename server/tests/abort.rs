@@ -3,8 +3,8 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::common::{Options, TestServer};
-use crate::long_answers::{ask, finish, server, until_running};
+use crate::common::{Options, TestServer, until_running};
+use crate::long_answers::{ask, finish, server};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]

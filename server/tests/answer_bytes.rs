@@ -5,8 +5,9 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use crate::common::{Answer, Options, TestServer, assert_recorded, fixture};
+use crate::common::{Answer, Options, TestServer, assert_recorded, fixture, until_running};
 use crate::damaged::Damaged;
+use crate::long_answers::slow_device;
 use axum::body::Body;
 use axum::http::Request;
 use halyard_delayed::{DelayedPlatform, Fault};
@@ -406,11 +407,14 @@ async fn record_failures(record: &mut Record) {
         record.ask(&server, name, route, &body).await;
     }
     for stream in [false, true] {
-        let server = TestServer::new();
+        let server = TestServer::with(Options {
+            device: Some(slow_device()),
+            ..Options::default()
+        });
         let body = json!({"messages": hi(), "max_tokens": 200, "ignore_eos": true, "n": 4, "stream": stream});
         let router = server.router.clone();
         let asked = tokio::spawn(router.oneshot(post(CHAT, &body)));
-        while server.get("/load").await.ok()["server_load"] == 0 {}
+        until_running(&server, 4).await;
         let engine = server.state.engine.clone();
         if stream {
             let response = asked.await.expect("answers").expect("routers do not fail");

@@ -1,7 +1,8 @@
 //! Good requests through the real router and a tiny real model: shapes, streams, samples, log-probabilities, usage, and
 //! the greedy tokens that Hugging Face gives.
 
-use crate::common::{Answer, TestServer, fixture, until};
+use crate::common::{Answer, Options, TestServer, fixture, until};
+use crate::long_answers::slow_device;
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
@@ -314,17 +315,17 @@ async fn the_small_routes_answer() {
     assert_eq!(server.get("/v1/models/also-tiny").await.ok()["id"], "also-tiny");
 }
 
-fn metric(answer: &Answer, start: &str) -> f64 {
-    let line = answer
-        .text
-        .lines()
-        .find(|line| line.starts_with(start))
-        .unwrap_or_else(|| panic!("no {start} in {}", answer.text));
-    line.rsplit(' ').next().expect("a value").parse().expect("a number")
+/// The value of a metric; none where a scrape did not wait for it.
+fn metric(answer: &Answer, start: &str) -> Option<f64> {
+    let line = answer.text.lines().find(|line| line.starts_with(start))?;
+    let value = line.rsplit(' ').next().expect("a value");
+    Some(value.parse().expect("a number"))
 }
 
-async fn metrics_when(server: &TestServer, settled: impl Fn(&Answer) -> bool) -> Answer {
-    until(async || server.get("/metrics").await, settled).await
+/// The metrics, once these have their values.
+async fn metrics_when(server: &TestServer, values: &[(&str, f64)]) -> Answer {
+    let settled = |answer: &Answer| values.iter().all(|(name, value)| metric(answer, name) == Some(*value));
+    until(&format!("{values:?}"), async || server.get("/metrics").await, settled).await
 }
 
 #[tokio::test]
@@ -337,21 +338,21 @@ async fn metrics_count_what_was_served() {
         )
         .await
         .ok();
-    let metrics = metrics_when(&server, |metrics| {
-        metric(metrics, "vllm:generation_tokens_total") == 5.0
-    })
-    .await;
+    let expected = [
+        ("vllm:generation_tokens_total", 5.0),
+        ("vllm:e2e_request_latency_seconds_count", 1.0),
+        ("vllm:time_to_first_token_seconds_count", 1.0),
+        ("vllm:inter_token_latency_seconds_count", 4.0),
+        ("vllm:request_prompt_tokens_sum", 2.0),
+        ("vllm:num_requests_running", 0.0),
+    ];
+    let metrics = metrics_when(&server, &expected).await;
     assert!(
         metrics.headers["content-type"]
             .to_str()
             .expect("text")
             .starts_with("text/plain; version=0.0.4")
     );
-    assert_eq!(metric(&metrics, "vllm:e2e_request_latency_seconds_count"), 1.0);
-    assert_eq!(metric(&metrics, "vllm:time_to_first_token_seconds_count"), 1.0);
-    assert_eq!(metric(&metrics, "vllm:inter_token_latency_seconds_count"), 4.0);
-    assert_eq!(metric(&metrics, "vllm:request_prompt_tokens_sum"), 2.0);
-    assert_eq!(metric(&metrics, "vllm:num_requests_running"), 0.0);
 }
 
 #[tokio::test]
@@ -364,10 +365,7 @@ async fn what_is_ready_of_several_samples_leaves_in_one_write() {
         .expect("a request");
     let response = server.router.clone().oneshot(request).await;
     let mut stream = response.expect("routers do not fail").into_body();
-    metrics_when(&server, |metrics| {
-        metric(metrics, "vllm:generation_tokens_total") == 32.0
-    })
-    .await;
+    metrics_when(&server, &[("vllm:generation_tokens_total", 32.0)]).await;
     let (mut writes, mut events) = (0, 0);
     while let Some(frame) = stream.frame().await {
         let bytes = frame.expect("a piece").into_data().expect("data");
@@ -380,7 +378,10 @@ async fn what_is_ready_of_several_samples_leaves_in_one_write() {
 
 #[tokio::test]
 async fn a_client_that_goes_away_cancels_its_request() {
-    let server = TestServer::new();
+    let server = TestServer::with(Options {
+        device: Some(slow_device()),
+        ..Options::default()
+    });
     let body = json!({"prompt": "The river", "max_tokens": 250, "ignore_eos": true, "stream": true, "n": 4});
     let request = Request::post(COMPLETIONS)
         .header("content-type", "application/json")
@@ -400,6 +401,6 @@ async fn a_client_that_goes_away_cancels_its_request() {
         let own = |line: &&str| line.starts_with("vllm:request_success_total") && line.contains("\"abort\"");
         metrics.text.lines().find(own).is_some_and(|line| line.ends_with(" 4"))
     };
-    let idle = |metrics: &Answer| aborted(metrics) && metric(metrics, "vllm:num_requests_running") == 0.0;
-    metrics_when(&server, idle).await;
+    let idle = |metrics: &Answer| aborted(metrics) && metric(metrics, "vllm:num_requests_running") == Some(0.0);
+    until("four aborted", async || server.get("/metrics").await, idle).await;
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Options, TestServer};
+use crate::common::{Options, TestServer, until};
 use halyard_server::batch::{self, BatchLimits, Counts, Output};
 use serde_json::{Value, json};
 
@@ -158,7 +158,6 @@ async fn a_run_that_is_interrupted_leaves_whole_lines_and_no_request() {
     assert!(!answers.0.exists(), "the batch is not complete");
     let written = read(output.path());
     assert!((5..50).contains(&written.len()), "{}", written.len());
-    while server.state.in_flight.load(std::sync::atomic::Ordering::Relaxed) > 0 {
-        tokio::task::yield_now().await;
-    }
+    let in_flight = async || server.state.in_flight.load(std::sync::atomic::Ordering::Relaxed);
+    until("none in flight", in_flight, |count| *count == 0).await;
 }

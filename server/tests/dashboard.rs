@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use crate::common::TestServer;
+use crate::common::{TestServer, until};
 use serde_json::{Value, json};
 
 const FILE: &str = include_str!("../packaging/grafana/halyard.json");
@@ -43,14 +43,15 @@ async fn every_metric_of_the_dashboard_is_exported() {
     let server = TestServer::new();
     let body = json!({"prompt": "one two three", "max_tokens": 3, "ignore_eos": true});
     server.post("/v1/completions", &body).await.ok();
-    let text = server.get("/metrics").await.text;
-    let samples = text.lines().filter(|line| !line.starts_with('#'));
-    let exported: BTreeSet<&str> = samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
     let named = metrics_in(FILE);
     assert!(named.len() > 20, "{named:?}");
-    for name in named {
-        assert!(exported.contains(name), "{name} is not in\n{text}");
-    }
+    let missing = async || -> Vec<&str> {
+        let text = server.get("/metrics").await.text;
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let exported: BTreeSet<&str> = samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
+        named.iter().filter(|name| !exported.contains(*name)).copied().collect()
+    };
+    until("all exported", missing, Vec::is_empty).await;
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A device that is lost while requests run: each of them gets an error with the reason, and so do later requests.
 
-use crate::common::{Answer, Options, TestServer};
+use crate::common::{Answer, Options, TestServer, until, until_waiting};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_platform_api::Platform;
 use halyard_server::http::response_store::StoreLimits;
@@ -13,6 +13,7 @@ fn server(submit: u64) -> TestServer {
     let platform = DelayedPlatform::new(1, 5).with_fault(Fault::LostAt(submit));
     TestServer::with(Options {
         device: Some(platform.open(0).expect("opens")),
+        dev_mode: true,
         ..Options::default()
     })
 }
@@ -23,10 +24,17 @@ async fn requests_in_flight_and_later_ones_are_told_why_and_health_says_it() {
     assert_eq!(server.get("/health").await.status, 200);
     let body = |prompt| json!({"prompt": prompt, "max_tokens": 200, "temperature": 0, "ignore_eos": true});
     let (one, two, three) = (body("The river"), body("a"), body("Once upon a time"));
+    // None comes after the device was lost.
+    server.post_empty("/pause?mode=keep&clear_cache=false").await.ok();
+    let all_wait = async {
+        until_waiting(&server, 3).await;
+        server.post_empty("/resume").await.ok()
+    };
     let answers = tokio::join!(
         server.post("/v1/completions", &one),
         server.post("/v1/completions", &two),
-        server.post("/v1/completions", &three)
+        server.post("/v1/completions", &three),
+        all_wait
     );
     for answer in [answers.0, answers.1, answers.2] {
         let error = answer.error(500);
@@ -139,13 +147,8 @@ async fn a_response_in_the_background_fails_with_the_reason() {
             false => answer.ok()["id"].clone(),
         };
         let path = format!("/v1/responses/{}", id.as_str().expect("an id"));
-        let response = loop {
-            let response = server.get(&path).await.ok();
-            if !matches!(response["status"].as_str(), Some("queued" | "in_progress")) {
-                break response;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        };
+        let is_over = |response: &Value| !matches!(response["status"].as_str(), Some("queued" | "in_progress"));
+        let response = until("over", async || server.get(&path).await.ok(), is_over).await;
         assert_eq!(response["status"], "failed", "{response}");
         assert!(tells_why(&response["error"]), "{response}");
     }

@@ -27,6 +27,7 @@ fn host() -> Arc<dyn TemplateHost> {
 fn roomy() -> Arc<dyn TemplateHost> {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_halyard"));
     let limits = TemplateLimits {
+        cpu: Duration::from_secs(60),
         memory_mib: 256,
         ..TemplateLimits::default()
     };
@@ -60,8 +61,11 @@ fn late(hostile: &str) -> String {
 fn outcome(host: &Arc<dyn TemplateHost>, hostile: &str) -> Result<String, TextError> {
     let template = open(host, &late(hostile))?;
     let result = render(&template, "now");
-    // The next prompt is rendered as usual.
-    assert_eq!(render(&template, "hello").expect("renders"), "hello");
+    // The next prompt is rendered as usual; a busy system may charge it for more processor time than it took.
+    let is_over_cpu = |error: &TextError| error.to_string().contains("processor time");
+    let mut tries = (0..3).map(|_| render(&template, "hello"));
+    let next = tries.find(|next| !next.as_ref().is_err_and(is_over_cpu));
+    assert_eq!(next.expect("not three times").expect("renders"), "hello");
     result
 }
 

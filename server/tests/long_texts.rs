@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Options, TestServer};
+use crate::common::{NEVER, Options, TestServer, until};
 use axum::body::Body;
 use axum::http::Request;
 use bytes::Bytes;
@@ -102,7 +102,7 @@ async fn shares_come_back_when_a_client_goes() {
         drop(held);
         assert_eq!(server.state.text_work.free_bytes(), before);
     }
-    let after = tokio::time::timeout(Duration::from_secs(60), start_long(&server)).await;
+    let after = tokio::time::timeout(NEVER, start_long(&server)).await;
     assert_eq!(after.expect("a thread is free").expect("no panic"), 400);
     assert_eq!(server.state.transport.body_memory.bytes(), 0);
 }
@@ -134,9 +134,8 @@ async fn bodies_that_stall_give_way_to_those_that_come() {
         let server = Arc::clone(&server);
         waiting.spawn(async move { server.send(stalled()).await });
     }
-    while server.state.transport.body_memory.bytes() < 4 * (1_000_000 - 9) {
-        tokio::task::yield_now().await;
-    }
+    let read = async || server.state.transport.body_memory.bytes();
+    until("four bodies", read, |bytes| *bytes >= 4 * (1_000_000 - 9)).await;
     tokio::time::sleep(Duration::from_millis(2100)).await;
     let long = json!({"prompt": "a ".repeat(100_000)});
     for _ in 0..3 {
@@ -146,10 +145,6 @@ async fn bodies_that_stall_give_way_to_those_that_come() {
     assert_eq!(answer.status, 503);
     assert_eq!(answer.json()["error"]["code"], "too_many_bodies");
     assert_eq!(answer.headers["retry-after"], "1");
-    assert!(
-        waiting.try_join_next().is_none(),
-        "one made room for all that came later"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

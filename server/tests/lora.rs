@@ -4,9 +4,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
-use crate::common::{Options, TestServer, fixture};
+use crate::common::{Options, TestServer, fixture, until};
 use axum::body::Body;
 use axum::http::Request;
 use halyard_engine::{AdapterSource, LoraConfig};
@@ -259,16 +258,12 @@ fn metric(text: &str, name: &str, adapter: &str) -> Option<f64> {
 
 /// Asks until every adapter is where it should be: the engine tells of its adapters when it has nothing else to do.
 async fn comes_to_be(server: &TestServer, expected: &[(&str, f64)]) {
-    let end = Instant::now() + Duration::from_secs(120);
-    loop {
-        let text = server.get("/metrics").await.text;
-        let found = |(adapter, place): &(&str, f64)| metric(&text, "residency", adapter) == Some(*place);
-        if expected.iter().all(found) {
-            return;
-        }
-        assert!(Instant::now() < end, "not {expected:?}: {text}");
-        tokio::task::yield_now().await;
-    }
+    let settled = |text: &String| {
+        let found = |(adapter, place): &(&str, f64)| metric(text, "residency", adapter) == Some(*place);
+        expected.iter().all(found)
+    };
+    let text = async || server.get("/metrics").await.text;
+    until(&format!("{expected:?}"), text, settled).await;
 }
 
 #[tokio::test]
@@ -298,28 +293,24 @@ async fn metrics_tell_file_host_memory_and_device_apart() {
     comes_to_be(&server, &[("third", HOST), ("rank16", DEVICE)]).await;
     let unload = json!({"lora_name": "rank16"});
     assert_eq!(server.post(UNLOAD, &unload).await.status, 200);
-    let end = Instant::now() + Duration::from_secs(120);
-    while metric(&server.get("/metrics").await.text, "residency", "rank16").is_some() {
-        assert!(Instant::now() < end, "an unloaded adapter is still in the metrics");
-        tokio::task::yield_now().await;
-    }
     comes_to_be(&server, &[("third", HOST), ("rank4", FILE)]).await;
+    let text = async || server.get("/metrics").await.text;
+    until("without the unloaded adapter", text, |text| {
+        metric(text, "residency", "third").is_some() && metric(text, "residency", "rank16").is_none()
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn metrics_name_each_adapter() {
     let server = updating();
     is_peft(&server, "rank4", "rank4").await;
-    let end = Instant::now() + Duration::from_secs(120);
-    let text = loop {
-        let text = server.get("/metrics").await.text;
-        let shows = |name, value| metric(&text, name, "rank4") == Some(value);
-        if shows("requests_running", 0.0) && shows("device_loads_total", 1.0) {
-            break text;
-        }
-        assert!(Instant::now() < end, "{text}");
-        tokio::task::yield_now().await;
-    };
+    let text = async || server.get("/metrics").await.text;
+    let text = until("loaded and idle", text, |text| {
+        let shows = |name, value| metric(text, name, "rank4") == Some(value);
+        shows("requests_running", 0.0) && shows("device_loads_total", 1.0)
+    })
+    .await;
     let value = |name| metric(&text, name, "rank4").unwrap_or_else(|| panic!("no {name} in {text}"));
     assert_eq!(value("requests_total"), 1.0);
     assert_eq!(value("device_loads_total"), 1.0);

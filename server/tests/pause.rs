@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Answer, Options, TestServer, for_development_with_a_key};
-use crate::long_answers::{ask, finish, server, until_running};
+use crate::common::{Answer, Options, TestServer, for_development_with_a_key, until, until_running, until_waiting};
+use crate::long_answers::{ask, finish, server};
 use axum::body::Body;
 use axum::http::{Method, Request};
 use serde_json::{Value, json};
@@ -22,10 +22,8 @@ fn ask_short(server: &Arc<TestServer>) -> JoinHandle<Answer> {
     tokio::spawn(async move { server.post("/v1/completions", &body).await })
 }
 
-async fn until_waiting(server: &TestServer, count: u64) {
-    while server.state.engine.stats().num_waiting != count {
-        tokio::task::yield_now().await;
-    }
+async fn until_paused(server: &TestServer) {
+    until("paused", async || is_paused(server).await, |paused| *paused == true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,13 +93,10 @@ async fn a_pause_that_waits_answers_when_the_last_one_has_ended() {
             let server = Arc::clone(&server);
             async move { server.post_empty(&format!("/pause?{query}")).await }
         });
-        while is_paused(&server).await == false {
-            tokio::task::yield_now().await;
-        }
-        let steps = server.state.engine.stats().steps_total;
-        while server.state.engine.stats().steps_total == steps {
-            tokio::task::yield_now().await;
-        }
+        until_paused(&server).await;
+        let steps = async || server.state.engine.stats().steps_total;
+        let before = steps().await;
+        until("another step", steps, |total| *total > before).await;
         assert!(!pausing.is_finished() && !long.is_finished(), "{query}: it goes on");
         assert_eq!(server.post("/abort_requests", &json!({})).await.ok()["aborted"], 1);
         assert_eq!(pausing.await.expect("answers").ok(), json!({"status": "paused"}));
@@ -121,9 +116,7 @@ async fn a_resume_answers_a_pause_that_waits() {
         let server = Arc::clone(&server);
         async move { server.post_empty("/pause?mode=wait").await }
     });
-    while is_paused(&server).await == false {
-        tokio::task::yield_now().await;
-    }
+    until_paused(&server).await;
     server.post_empty("/resume").await.ok();
     assert_eq!(pausing.await.expect("answers").error(409)["code"], "resumed");
     server.post("/abort_requests", &json!({})).await.ok();
@@ -160,6 +153,8 @@ async fn the_prefix_cache_is_forgotten_unless_requests_use_it() {
             .is_some_and(|why| why.contains("reset_external"))
     );
     assert_eq!(cached().await.unwrap_or(0), 0, "its own was forgotten");
+    // The one before is counted no more.
+    until_running(&server, 0).await;
     let long = ask(&server, "/v1/completions", "long", false);
     until_running(&server, 1).await;
     let refused = server.post_empty("/reset_prefix_cache").await.ok();

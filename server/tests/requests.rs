@@ -1,7 +1,7 @@
 //! Effects of request fields and of the operator's defaults, through the real router: roles, tools in the prompt,
 //! truncation, ids, metrics in two formats, and the routes with facts about the server.
 
-use crate::common::{Answer, Options, TestServer, fixture};
+use crate::common::{Answer, Options, TestServer, fixture, until};
 use axum::body::Body;
 use axum::http::Request;
 use halyard_server::openai::policy::ServingDefaults;
@@ -281,7 +281,8 @@ async fn metrics_come_in_the_format_that_was_asked() {
         .post(COMPLETIONS, &json!({"prompt": "The river", "max_tokens": 2}))
         .await
         .ok();
-    let text = scrape(&server, None).await;
+    let in_text = |answer: &Answer| answer.text.contains("\nvllm:generation_tokens_total{");
+    let text = until("all metrics", async || scrape(&server, None).await, in_text).await;
     assert_eq!(text.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     let found = families(&text.text);
     let counter = found.iter().find(|(name, ..)| name == "vllm:generation_tokens_total");
@@ -295,11 +296,9 @@ async fn metrics_come_in_the_format_that_was_asked() {
     );
     assert!(found.len() > 30, "{}", found.len());
 
-    let openmetrics = scrape(
-        &server,
-        Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"),
-    )
-    .await;
+    let accepted = Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
+    let as_many = |answer: &Answer| answer.text.matches("# TYPE ").count() == found.len();
+    let openmetrics = until("as many metrics", async || scrape(&server, accepted).await, as_many).await;
     assert!(
         openmetrics.headers["content-type"]
             .to_str()
@@ -307,7 +306,6 @@ async fn metrics_come_in_the_format_that_was_asked() {
             .starts_with("application/openmetrics-text")
     );
     assert!(openmetrics.text.ends_with("# EOF\n"));
-    assert_eq!(openmetrics.text.matches("# TYPE ").count(), found.len());
     assert_eq!(openmetrics.headers["vary"], "accept");
 }
 

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Options, TestServer, fixture, for_development_with_a_key};
-use crate::long_answers::{ask, finish, until_running};
+use crate::common::{Options, TestServer, fixture, for_development_with_a_key, until_running, until_waiting};
+use crate::long_answers::{ask, finish};
 use axum::http::Method;
 use halyard_platform_api::{Device, Platform};
 use halyard_reference::ReferencePlatform;
@@ -76,9 +76,7 @@ async fn memory_goes_and_comes_back_with_the_same_answers() {
         assert_eq!(server.post_empty("/resume").await.error(409)["code"], "asleep");
         let asking = Arc::clone(&server);
         let waiting = tokio::spawn(async move { text(&asking).await });
-        while server.state.engine.stats().num_waiting == 0 {
-            tokio::task::yield_now().await;
-        }
+        until_waiting(&server, 1).await;
         match name {
             "discard_all" => {
                 assert_eq!(

@@ -1,9 +1,10 @@
 //! Stored responses through the real router: conversations that go on, reading and deleting, the background, bounds,
 //! and whom a response belongs to. The model's words are written down.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::common::{Answer, Options, fixture};
+use crate::common::{Answer, Options, TestServer, fixture, until};
+use crate::long_answers::slow_device;
 use crate::scripted_server::Scripted;
 use crate::scripted_server::scripted::ScriptedModel;
 use axum::body::Body;
@@ -38,8 +39,21 @@ fn stores() -> Options {
     }
 }
 
+/// A server on which a response that [`lasting`] asks for goes on until it is ended.
+fn slow(limits: StoreLimits) -> TestServer {
+    TestServer::with(Options {
+        device: Some(slow_device()),
+        responses: Some(limits),
+        ..Options::default()
+    })
+}
+
+fn lasting() -> Value {
+    json!({"input": "Rain?", "background": true, "max_output_tokens": 200, "ignore_eos": true})
+}
+
 /// What a client asks with an API key.
-struct Client<'a>(&'a Scripted, &'static str);
+struct Client<'a>(&'a TestServer, &'static str);
 
 impl Client<'_> {
     async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
@@ -52,7 +66,7 @@ impl Client<'_> {
             key => request.header("authorization", format!("Bearer {key}")),
         };
         let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
-        self.0.server.send(request.body(body).expect("a request")).await
+        self.0.send(request.body(body).expect("a request")).await
     }
 
     async fn ask(&self, body: Value) -> Answer {
@@ -73,18 +87,8 @@ impl Client<'_> {
 
     /// A response that is over.
     async fn end(&self, id: &str) -> Value {
-        let started = Instant::now();
-        loop {
-            let response = self.get(id).await.ok();
-            if !matches!(response["status"].as_str(), Some("queued" | "in_progress")) {
-                return response;
-            }
-            assert!(
-                started.elapsed() < Duration::from_secs(60),
-                "it does not end: {response}"
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let is_over = |response: &Value| !matches!(response["status"].as_str(), Some("queued" | "in_progress"));
+        until("over", async || self.get(id).await.ok(), is_over).await
     }
 }
 
@@ -118,7 +122,7 @@ async fn a_conversation_goes_on_from_its_last_response() {
     ];
     for stream in [false, true] {
         let scripted = scripted(stores(), &lines);
-        let client = Client(&scripted, "");
+        let client = Client(&scripted.server, "");
         let ask = async |body: Value| -> Value {
             let mut body = body;
             body["stream"] = json!(stream);
@@ -178,7 +182,7 @@ async fn a_conversation_goes_on_from_its_last_response() {
 #[tokio::test]
 async fn items_of_the_input_come_page_by_page() {
     let scripted = scripted(stores(), &[("", "Yes.")]);
-    let client = Client(&scripted, "");
+    let client = Client(&scripted.server, "");
     let items = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "id": "msg_own"},
         {"role": "user", "content": "c"}]);
     let response = client.ask(json!({"input": items})).await.ok();
@@ -218,7 +222,7 @@ async fn a_response_in_the_background_is_polled() {
         stores(),
         &[("Rain?", "<think>\nHm.\n</think>\n\nYes."), ("More?", "No.")],
     );
-    let client = Client(&scripted, "");
+    let client = Client(&scripted.server, "");
     let queued = client.ask(json!({"input": "Rain?", "background": true})).await.ok();
     assert_eq!(
         (
@@ -266,7 +270,7 @@ async fn a_response_in_the_background_is_polled() {
 #[tokio::test]
 async fn events_of_the_background_can_be_read_again_from_any_place() {
     let scripted = scripted(stores(), &[("", "<think>\nHm.\n</think>\n\nYes, it rains.")]);
-    let client = Client(&scripted, "");
+    let client = Client(&scripted.server, "");
     let body = json!({"input": "Rain?", "background": true, "stream": true});
     let live = client.ask(body.clone()).await;
     let all = events(&live);
@@ -299,19 +303,17 @@ async fn events_of_the_background_can_be_read_again_from_any_place() {
 
 #[tokio::test]
 async fn work_in_the_background_counts_and_can_be_ended() {
-    let scripted = scripted(stores(), &[("", &"It rains. ".repeat(700))]);
-    let client = Client(&scripted, "");
+    let server = slow(StoreLimits::default());
+    let client = Client(&server, "");
     for delete in [false, true] {
-        let body = json!({"input": "Rain?", "background": true, "max_output_tokens": 4000});
-        let running = client.ask(body).await.ok();
+        let running = client.ask(lasting()).await.ok();
         let id = id(&running);
         let load = client.send(Method::GET, "/load", None).await.ok();
         assert_eq!(load["server_load"], 1);
         let next = json!({"input": "More?", "previous_response_id": id});
         assert_eq!(client.ask(next).await.error(400)["param"], "previous_response_id");
-        while client.get(&id).await.ok()["status"] == "queued" {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        let has_begun = |response: &Value| response["status"] == "in_progress";
+        until("begun", async || client.get(&id).await.ok(), has_begun).await;
         if delete {
             client.delete(&id).await.ok();
             client.get(&id).await.error(404);
@@ -321,22 +323,18 @@ async fn work_in_the_background_counts_and_can_be_ended() {
             assert_eq!(client.cancel(&id).await.ok(), cancelled, "twice is once");
             assert_eq!(client.get(&id).await.ok(), cancelled);
         }
-        let started = Instant::now();
-        while client.send(Method::GET, "/load", None).await.ok()["server_load"] != 0 {
-            assert!(started.elapsed() < Duration::from_secs(20), "the work goes on");
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        let load = async || client.send(Method::GET, "/load", None).await.ok();
+        until("without load", load, |load| load["server_load"] == 0).await;
     }
 }
 
 #[tokio::test]
 async fn a_server_that_ends_still_reads_and_cancels() {
-    let scripted = scripted(stores(), &[("", &"It rains. ".repeat(700))]);
-    let client = Client(&scripted, "");
-    let body = json!({"input": "Rain?", "background": true, "max_output_tokens": 4000});
-    let id = id(&client.ask(body.clone()).await.ok());
-    scripted.server.state.transport.start_draining();
-    assert_eq!(client.ask(body).await.error(503)["code"], "shutting_down");
+    let server = slow(StoreLimits::default());
+    let client = Client(&server, "");
+    let id = id(&client.ask(lasting()).await.ok());
+    server.state.transport.start_draining();
+    assert_eq!(client.ask(lasting()).await.error(503)["code"], "shutting_down");
     client.get(&id).await.ok();
     assert_eq!(client.cancel(&id).await.ok()["status"], "cancelled");
 }
@@ -348,7 +346,7 @@ async fn a_response_belongs_to_its_key() {
         ..stores()
     };
     let scripted = scripted(options, &[("", "Yes.")]);
-    let (one, two) = (Client(&scripted, "one"), Client(&scripted, "two"));
+    let (one, two) = (Client(&scripted.server, "one"), Client(&scripted.server, "two"));
     let response = one.ask(json!({"input": "Rain?"})).await.ok();
     let id = id(&response);
     assert_eq!(one.get(&id).await.ok(), response);
@@ -363,7 +361,7 @@ async fn a_response_belongs_to_its_key() {
     one.ask(json!({"input": "More?", "previous_response_id": id}))
         .await
         .ok();
-    Client(&scripted, "").get(&id).await.error(401);
+    Client(&scripted.server, "").get(&id).await.error(401);
 }
 
 #[tokio::test]
@@ -397,7 +395,7 @@ async fn the_store_has_bounds_and_the_least_used_go_first() {
         scripted(options, &[("", "Yes.")])
     };
     let few = server(limits);
-    let client = Client(&few, "");
+    let client = Client(&few.server, "");
     let first = client.ask(json!({"input": "1"})).await.ok();
     let second = client.ask(json!({"input": "2"})).await.ok();
     let third = client
@@ -424,7 +422,7 @@ async fn the_store_has_bounds_and_the_least_used_go_first() {
         max_bytes: 6000,
         ..StoreLimits::default()
     });
-    let client = Client(&small, "");
+    let client = Client(&small.server, "");
     let error = client.ask(json!({"input": "a ".repeat(4000)})).await.error(400);
     assert_eq!(error["param"], "input", "{error}");
     assert!(
@@ -441,23 +439,18 @@ async fn the_store_has_bounds_and_the_least_used_go_first() {
         max_age: Duration::ZERO,
         ..StoreLimits::default()
     });
-    let client = Client(&brief, "");
+    let client = Client(&brief.server, "");
     let response = client.ask(json!({"input": "1"})).await.ok();
     client.get(&id(&response)).await.error(404);
 
     // Nothing makes room for a response whose place all running ones hold.
-    let options = Options {
-        responses: Some(StoreLimits {
-            max_responses: 1,
-            ..StoreLimits::default()
-        }),
-        ..stores()
-    };
-    let busy = scripted(options, &[("", &"It rains. ".repeat(700))]);
+    let busy = slow(StoreLimits {
+        max_responses: 1,
+        ..StoreLimits::default()
+    });
     let client = Client(&busy, "");
-    let body = json!({"input": "Rain?", "background": true, "max_output_tokens": 4000});
-    let running = client.ask(body.clone()).await.ok();
-    let error = client.ask(body).await.error(503);
+    let running = client.ask(lasting()).await.ok();
+    let error = client.ask(lasting()).await.error(503);
     assert_eq!(error["code"], "store_full", "{error}");
     client.delete(&id(&running)).await.ok();
 }
@@ -469,7 +462,7 @@ async fn without_the_flag_nothing_is_stored() {
         ..stores()
     };
     let scripted = scripted(options, &[("", "Yes.")]);
-    let client = Client(&scripted, "");
+    let client = Client(&scripted.server, "");
     let response = client.ask(json!({"input": "Rain?", "store": true})).await.ok();
     assert_eq!(response["store"], false);
     let error = client.get(&id(&response)).await.error(404);

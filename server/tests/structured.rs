@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::common::{Options, TestServer, fixture};
+use crate::common::{Options, TestServer, fixture, until};
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
@@ -348,14 +348,8 @@ async fn clients_that_go_away_leave_nothing() {
             .iter()
             .all(|text| text.contains("\"finish_reason\":\"stop\"") && text.ends_with("data: [DONE]\n\n"))
     );
-    for _ in 0..1_000 {
-        let stats = server.state.engine.stats();
-        if stats.num_running + stats.num_waiting == 0 {
-            return;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-    panic!("{:?}", server.state.engine.stats());
+    let stats = async || server.state.engine.stats();
+    until("none left", stats, |stats| stats.num_running + stats.num_waiting == 0).await;
 }
 
 /// A regular expression that compiles, and that no library follows for long: the request is at fault, not the engine.

@@ -143,8 +143,13 @@ async fn figures_and_the_log_show_what_ran() {
     let server = TestServer::new();
     let body = json!({"model": "tiny", "prompt": ["one two", "three"], "n": 2, "max_tokens": 5, "ignore_eos": true});
     complete(&server, body).await.ok();
-    let is_recorded = |shown: &Value| shown["figures"]["inter_token"]["count"] == 16;
-    let shown = until(async || data(&server, "").await, is_recorded).await;
+    let is_recorded = |shown: &Value| {
+        shown["figures"]["inter_token"]["count"] == 16
+            && shown["figures"]["end_to_end"]["count"] == 2
+            && shown["requests"][0]["num_ended"] == 4
+            && shown["stats"]["generation_tokens_total"] == 20
+    };
+    let shown = until("recorded", async || data(&server, "").await, is_recorded).await;
     assert_eq!(shown["figures"]["first_token"]["count"], 4);
     assert_eq!(shown["figures"]["inter_token"]["count"], 16);
     assert_eq!(shown["figures"]["end_to_end"]["count"], 2);

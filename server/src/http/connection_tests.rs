@@ -427,12 +427,17 @@ const ENHANCE_YOUR_CALM: u32 = 11;
 
 #[tokio::test]
 async fn a_reset_flood_ends_its_own_connection() {
-    let mut other = serve(limits(), routes());
     let pairs = (0..10_000u32).flat_map(|n| {
         let stream = 2 * n + 1;
         [raw_get(stream, "/endless"), frame(3, 0, stream, &8u32.to_be_bytes())].concat()
     });
-    let (answered, reason) = flood_with(serve(limits(), routes()), pairs.collect()).await;
+    let pairs = pairs.collect();
+    let patient = ConnectionLimits {
+        header_timeout: Duration::from_secs(600),
+        ..limits()
+    };
+    let mut other = serve(patient, routes());
+    let (answered, reason) = flood_with(serve(limits(), routes()), pairs).await;
     assert_eq!((goaway(&answered), reason), (Some(ENHANCE_YOUR_CALM), None));
     other.send("GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await;
     other.read_until("hello").await;

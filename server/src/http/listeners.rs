@@ -321,6 +321,11 @@ impl Listeners {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags};
+
     use super::*;
 
     fn hosts(names: &[&str]) -> Vec<String> {
@@ -371,6 +376,15 @@ mod tests {
         for address in [addresses[0], addresses[0], addresses[0], addresses[1]] {
             clients.push(TcpStream::connect(address).await.expect("connects"));
         }
+        // The system has a connection for each of them, and then the runtime knows it.
+        for listener in &listeners.all {
+            let Listener::Tcp(listener) = listener else {
+                panic!("TCP")
+            };
+            let fd = listener.as_fd();
+            rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None).expect("polls");
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
         let mut of_second = Vec::new();
         for _ in 0..4 {
             let (stream, _) = listeners.accept().await.expect("accepts");

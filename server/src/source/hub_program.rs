@@ -124,7 +124,7 @@ impl HubProgram {
     /// Why the pipe failed: as a rule the program has ended, and its status says more.
     async fn ended(&mut self, error: io::Error) -> SourceError {
         // Its pipes close a moment before it is gone.
-        let status = tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await;
+        let status = tokio::time::timeout(Duration::from_secs(10), self.child.wait()).await;
         let why = match status {
             Ok(Ok(status)) => status.to_string(),
             _ => error.to_string(),

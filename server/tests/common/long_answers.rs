@@ -1,13 +1,22 @@
-//! A server in development mode whose answers take long: thousands of tokens.
+//! Answers that take long: a slow device, and a server in development mode with thousands of tokens to go on it.
 
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Request;
+use halyard_delayed::DelayedPlatform;
+use halyard_platform_api::{Device, Platform};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::common::{Answer, Options, TestServer, fixture};
+
+/// A device whose steps take about 50 ms: a request of some hundred tokens outlives any stall of a test. Of depth 0, as
+/// a row that is counted has a token then.
+pub fn slow_device() -> Arc<dyn Device> {
+    let platform = DelayedPlatform::new(0, 5).with_half_latency_us(50_000);
+    platform.open(0).expect("opens")
+}
 
 /// Tokens of a context.
 pub const LONGEST: u32 = 4096;
@@ -27,6 +36,7 @@ pub fn server(name: &str) -> Arc<TestServer> {
     let server = TestServer::with(Options {
         dev_mode: true,
         sleep_mode: true,
+        device: Some(slow_device()),
         model: Some(folder.clone()),
         max_model_len: Some(LONGEST),
         ..Options::default()
@@ -51,13 +61,6 @@ pub fn ask(server: &Arc<TestServer>, route: &'static str, id: &'static str, stre
             .send(request.body(Body::from(body.to_string())).expect("a request"))
             .await
     })
-}
-
-/// Waits until so many requests have a row.
-pub async fn until_running(server: &TestServer, count: u64) {
-    while server.state.engine.stats().num_running != count {
-        tokio::task::yield_now().await;
-    }
 }
 
 /// An answer's first finish reason.

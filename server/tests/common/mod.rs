@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -41,6 +42,9 @@ pub fn fixture(name: &str) -> PathBuf {
         .expect("the fixtures")
         .join(name)
 }
+
+/// A deadline that is not what a test is about: beyond any stall of a machine.
+pub const NEVER: Duration = Duration::from_secs(600);
 
 /// A server that was never bound to a socket.
 pub struct TestServer {
@@ -97,6 +101,8 @@ impl TestServer {
         config.lora = options.lora_config;
         config.sleep_mode = options.sleep_mode;
         config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
+        config.grammars.max_compile_time = NEVER;
+        config.guides.max_mask_time = NEVER;
         config.model.load_format = match options.dummy_weights {
             true => LoadFormat::Dummy,
             false => LoadFormat::Auto,
@@ -113,8 +119,12 @@ impl TestServer {
         let search = SearchPath::default();
         let ui = (!options.no_ui).then(|| Ui::new([device.info()], Vec::new()));
         let (sinks, own) = ([prometheus], ui.as_ref().map(|ui| sink(ui, 0)));
-        let hooks =
-            Hooks::start_with(&Catalog::default(), search, &sinks, HubConfig::default(), vec![own]).expect("linked");
+        let hub = HubConfig {
+            call_deadline: NEVER,
+            create_deadline: NEVER,
+            ..HubConfig::default()
+        };
+        let hooks = Hooks::start_with(&Catalog::default(), search, &sinks, hub, vec![own]).expect("linked");
         let max_loras = config.lora.as_ref().map_or(0, |lora| lora.max_loras);
         let engine = EngineHandle::start(config, device, files, hooks.sender(0), &mut |_| {}).expect("starts");
         hooks.engine_started(
@@ -285,13 +295,28 @@ pub async fn for_development_with_a_key(plain: &TestServer, closed: &TestServer,
     }
 }
 
-/// What `ask` gives once `settled` holds: the engine answers first, and counts and records the step behind it.
-pub async fn until<T: std::fmt::Debug>(ask: impl AsyncFn() -> T, settled: impl Fn(&T) -> bool) -> T {
-    for _ in 0..100_000 {
+/// What `ask` gives once `settled` holds; fails with `awaited` after two minutes. An engine, for one, answers first,
+/// and counts and records the step behind it.
+pub async fn until<T: std::fmt::Debug>(awaited: &str, ask: impl AsyncFn() -> T, settled: impl Fn(&T) -> bool) -> T {
+    let start = Instant::now();
+    loop {
         let found = ask().await;
         if settled(&found) {
             return found;
         }
+        assert!(start.elapsed() < Duration::from_secs(120), "not {awaited}: {found:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("never settled: {:?}", ask().await);
+}
+
+/// Waits until so many requests have a row.
+pub async fn until_running(server: &TestServer, count: u64) {
+    let running = async || server.state.engine.stats().num_running;
+    until(&format!("{count} running"), running, |found| *found == count).await;
+}
+
+/// Waits until so many requests wait for a row.
+pub async fn until_waiting(server: &TestServer, count: u64) {
+    let waiting = async || server.state.engine.stats().num_waiting;
+    until(&format!("{count} waiting"), waiting, |found| *found == count).await;
 }
