@@ -38,7 +38,7 @@ pub fn complete(address: SocketAddr, model: &str, prompt: &[u32], tokens: usize)
     let start = Instant::now();
     write!(
         stream,
-        "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Type: \
+        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: \
          application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     )?;

@@ -281,11 +281,9 @@ fn free_address() -> Result<SocketAddr, BenchError> {
 fn status_of(address: SocketAddr, request: &str) -> std::io::Result<u16> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    stream.write_all(
-        request
-            .replacen("\r\n", "\r\nHost: bench\r\nConnection: close\r\n", 1)
-            .as_bytes(),
-    )?;
+    // A server on this machine's own address answers to no other name.
+    let head = format!("\r\nHost: {address}\r\nConnection: close\r\n");
+    stream.write_all(request.replacen("\r\n", &head, 1).as_bytes())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     let line = answer.split(|&byte| byte == b'\r').next().unwrap_or_default();
@@ -392,7 +390,7 @@ mod tests {
         let request = server.join().expect("no panic");
         assert_eq!(
             request,
-            "GET /health HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n"
+            format!("GET /health HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
         );
     }
 }

@@ -1,8 +1,9 @@
 //! `halyard bench` on the CPU platform: what it counts is what ran, and its file holds the keys that vLLM's has.
 
 use std::path::Path;
+use std::process::Command;
 
-use halyard_e2e::{Server, TestFolder, fixture, free_port, run, stderr};
+use halyard_e2e::{Server, TestFolder, binary, build_with_binary, fixture, free_port, run, stderr};
 use serde_json::Value;
 
 /// Runs a bench of the tiny model and reads its file.
@@ -34,6 +35,25 @@ fn above_zero(figures: &Value, key: &str) {
         .as_f64()
         .unwrap_or_else(|| panic!("{key} is not in {figures}"));
     assert!(value > 0.0, "{key} is {value}");
+}
+
+/// The repository's own bench asks over plain sockets; a server checks the host's name there, too.
+#[test]
+fn the_repositorys_bench_starts_a_server_and_hears_it() {
+    build_with_binary(&["halyard-bench"]);
+    let (model, binary) = (fixture("llama"), binary());
+    let asked = Command::new(binary.with_file_name("halyard-bench"))
+        .arg("startup")
+        .args(["--serve", "--platform cpu --kv-cache-memory-bytes 16MiB"])
+        .arg("--model")
+        .arg(model)
+        .arg("--binary")
+        .arg(binary)
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&asked.stdout);
+    assert!(asked.status.success(), "{said}{}", stderr(&asked));
+    assert!(said.contains("ready after start"), "{said}");
 }
 
 #[test]
