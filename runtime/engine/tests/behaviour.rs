@@ -143,7 +143,6 @@ on_every_device! {
             assert_eq!(sampled.top[0].token, scored.top[0].token, "the most likely before the bias");
         }
     };
-
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::answers::{alone, rest, submit};
+use crate::common::answers::{alone, begin, rest, submit};
 use crate::common::{Pace, fixtures, open, paced};
-use halyard_engine::{ControlError, FinishReason, Llm, OutputStream, PauseMode};
+use halyard_engine::{ControlError, FinishReason, Llm, PauseMode};
 
 /// Tokens of a long answer.
 const LONG: u32 = 150;
@@ -21,14 +21,6 @@ fn llms() -> [(Llm, Pace); 2] {
     })
 }
 
-/// Sends a request, and reads its first token; the others come slowly.
-fn begin(llm: &Llm, pace: &Pace, prompt: &[u32]) -> (OutputStream, Vec<u32>) {
-    pace.slow();
-    let mut stream = submit(llm, prompt, LONG);
-    let tokens = stream.blocking_next().expect("a token").token_ids;
-    (stream, tokens)
-}
-
 /// The steps so far, and whether more come while the engine's thread has nothing to do but to answer.
 fn assert_no_steps(llm: &Llm) {
     let before = llm.engine().stats().steps_total;
@@ -42,7 +34,7 @@ fn assert_no_steps(llm: &Llm) {
 fn what_is_kept_stops_where_it_is_and_goes_on_with_its_blocks() {
     for (llm, pace) in llms() {
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
-        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT, LONG);
         assert_eq!(llm.engine().pause(PauseMode::Keep, false).blocking_wait(), Ok(()));
         assert!(llm.engine().is_paused());
         let later = submit(&llm, &OTHER, 4);
@@ -64,7 +56,7 @@ fn what_is_kept_stops_where_it_is_and_goes_on_with_its_blocks() {
 fn what_is_kept_without_the_cache_computes_everything_again() {
     for (llm, pace) in llms() {
         let expected = alone(&llm, &PROMPT, LONG);
-        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT, LONG);
         assert_eq!(llm.engine().pause(PauseMode::Keep, true).blocking_wait(), Ok(()));
         let stats = llm.engine().stats();
         assert_eq!((stats.num_running, stats.kv_cache_usage), (0, 0.0));
@@ -83,7 +75,7 @@ fn what_is_kept_without_the_cache_computes_everything_again() {
 fn a_pause_that_waits_is_complete_when_what_ran_has_ended() {
     for (llm, pace) in llms() {
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
-        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT, LONG);
         let waiting = submit(&llm, &OTHER, 4);
         let pause = llm.engine().pause(PauseMode::Wait, true);
         pace.quick();
@@ -104,7 +96,7 @@ fn a_pause_that_waits_is_complete_when_what_ran_has_ended() {
 fn a_pause_that_aborts_ends_what_is_there_and_holds_what_comes() {
     for (llm, pace) in llms() {
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
-        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT, LONG);
         let waiting = submit(&llm, &OTHER, 4);
         assert_eq!(llm.engine().pause(PauseMode::Abort, false).blocking_wait(), Ok(()));
         let stats = llm.engine().stats();
@@ -133,7 +125,7 @@ fn a_pause_that_aborts_ends_what_is_there_and_holds_what_comes() {
 fn a_resume_ends_a_pause_that_is_not_complete() {
     for (llm, pace) in llms() {
         let expected = alone(&llm, &PROMPT, LONG);
-        let (long, mut tokens) = begin(&llm, &pace, &PROMPT);
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT, LONG);
         let pause = llm.engine().pause(PauseMode::Wait, true);
         assert_eq!(llm.engine().resume().blocking_wait(), Ok(()));
         assert_eq!(pause.blocking_wait(), Err(ControlError::Resumed));
@@ -150,7 +142,7 @@ fn the_cache_is_reset_when_nothing_runs_or_when_what_runs_may_lose_its_blocks() 
         let cached = |llm: &Llm| submit(llm, &PROMPT, 2).blocking_collect().num_cached_tokens;
         let expected = alone(&llm, &OTHER, LONG);
         assert_eq!((cached(&llm), cached(&llm)), (0, 32));
-        let (long, mut tokens) = begin(&llm, &pace, &OTHER);
+        let (long, mut tokens) = begin(&llm, &pace, &OTHER, LONG);
         assert_eq!(llm.engine().reset_prefix_cache(false).blocking_wait(), Ok(false));
         assert_eq!(llm.engine().reset_prefix_cache(true).blocking_wait(), Ok(true));
         pace.quick();
@@ -166,7 +158,7 @@ fn the_cache_is_reset_when_nothing_runs_or_when_what_runs_may_lose_its_blocks() 
 #[test]
 fn a_shutdown_ends_what_is_held_at_once() {
     for (llm, pace) in llms() {
-        let (long, _) = begin(&llm, &pace, &PROMPT);
+        let (long, _) = begin(&llm, &pace, &PROMPT, LONG);
         assert_eq!(llm.engine().pause(PauseMode::Keep, true).blocking_wait(), Ok(()));
         let began = Instant::now();
         llm.engine().shutdown(Duration::from_secs(60));

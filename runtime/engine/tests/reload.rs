@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::answers::{rest, submit_to};
+use crate::common::answers::{begin, rest, submit_to};
 use crate::common::damaged::{Damage, Damaged};
 use crate::common::{cpu, delayed, fixtures, open, open_on, paced, reference};
 use halyard_device_check::goldens::{self, F32, Free};
@@ -90,9 +90,7 @@ fn requests_that_run_go_on_with_the_new_weights() {
     let (llama, other) = (fixtures().join("llama"), other());
     for (device, pace) in [paced(0), paced(2)] {
         let llm = open(&llama, device, |_| {});
-        pace.slow();
-        let mut long = submit(llm.engine(), LONG);
-        let mut found = long.blocking_next().expect("a token").token_ids;
+        let (long, mut found) = begin(&llm, &pace, &PROMPT, LONG);
         llm.engine().reload_weights(other.path()).expect("it fits");
         pace.quick();
         let (later, finish) = rest(long);
@@ -124,9 +122,7 @@ fn changed(file: &str, from: &str, to: &str) -> Damaged {
 fn another_model_is_refused_with_what_differs_and_nothing_changes() {
     let (device, pace) = paced(2);
     let llm = open(&fixtures().join("llama"), device, |_| {});
-    pace.slow();
-    let mut long = submit(llm.engine(), LONG);
-    let mut found = long.blocking_next().expect("a token").token_ids;
+    let (long, mut found) = begin(&llm, &pace, &PROMPT, LONG);
     let heads = "\"rope_theta\": 10000.0";
     let rope = changed("config.json", heads, "\"rope_theta\": 20000.0");
     let dtype = changed("config.json", "\"float32\"", "\"bfloat16\"");

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::answers::{alone, rest, submit};
+use crate::common::answers::{alone, begin, rest, submit};
 use crate::common::damaged::Damaged;
 use crate::common::{cpu, delayed, fixtures, loaded, open, open_on, paced, reference};
 use halyard_device_check::goldens::{self, F32, Free};
@@ -136,9 +136,7 @@ fn what_is_kept_goes_on_after_the_wake() {
     for (device, pace) in [paced(0), paced(2)] {
         let llm = llm(device);
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
-        pace.slow();
-        let mut long = submit(&llm, &PROMPT, LONG);
-        let mut tokens = long.blocking_next().expect("a token").token_ids;
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT, LONG);
         let waiting = submit(&llm, &OTHER, 4);
         assert_eq!(
             llm.engine().sleep(SleepLevel::One, PauseMode::Keep).blocking_wait(),
@@ -157,9 +155,7 @@ fn a_sleep_that_waits_is_there_when_what_ran_has_ended() {
     for (device, pace) in [paced(0), paced(2)] {
         let llm = llm(device);
         let expected = (alone(&llm, &PROMPT, LONG), alone(&llm, &OTHER, 4));
-        pace.slow();
-        let mut long = submit(&llm, &PROMPT, LONG);
-        let mut tokens = long.blocking_next().expect("a token").token_ids;
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT, LONG);
         let waiting = submit(&llm, &OTHER, 4);
         let asked = llm.engine().sleep(SleepLevel::Two, PauseMode::Wait);
         pace.quick();
@@ -177,9 +173,7 @@ fn a_sleep_that_aborts_ends_what_is_there() {
     for (device, pace) in [paced(0), paced(2)] {
         let llm = llm(device);
         let expected = alone(&llm, &PROMPT, LONG);
-        pace.slow();
-        let mut long = submit(&llm, &PROMPT, LONG);
-        long.blocking_next().expect("a token");
+        let (long, _) = begin(&llm, &pace, &PROMPT, LONG);
         let waiting = submit(&llm, &OTHER, 4);
         sleep(llm.engine(), SleepLevel::One);
         assert_eq!(
@@ -198,9 +192,7 @@ fn a_resume_or_a_wake_gives_up_a_sleep_that_waits() {
         let (device, pace) = paced(2);
         let llm = llm(device);
         let expected = alone(&llm, &PROMPT, LONG);
-        pace.slow();
-        let mut long = submit(&llm, &PROMPT, LONG);
-        let mut tokens = long.blocking_next().expect("a token").token_ids;
+        let (long, mut tokens) = begin(&llm, &pace, &PROMPT, LONG);
         let asked = llm.engine().sleep(SleepLevel::One, PauseMode::Wait);
         let ended = match wakes {
             false => llm.engine().resume(),

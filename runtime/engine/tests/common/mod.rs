@@ -51,24 +51,31 @@ pub fn delayed(depth: u32) -> Arc<dyn Device> {
 }
 
 /// The pace of a delayed device's steps.
-pub struct Pace(Arc<AtomicU64>);
+pub struct Pace {
+    half_latency_us: Arc<AtomicU64>,
+    quick_us: u64,
+}
 
 impl Pace {
     /// A step takes some 0.2 s from now on: what a test does next comes long before a long answer ends.
     pub fn slow(&self) {
-        self.0.store(200_000, Ordering::Relaxed);
+        self.half_latency_us.store(200_000, Ordering::Relaxed);
     }
 
-    /// A step takes half a millisecond, as at first.
+    /// A step takes as long as at first.
     pub fn quick(&self) {
-        self.0.store(500, Ordering::Relaxed);
+        self.half_latency_us.store(self.quick_us, Ordering::Relaxed);
     }
 }
 
 /// A delayed device whose pace the test sets.
 pub fn paced(depth: u32) -> (Arc<dyn Device>, Pace) {
     let platform = halyard_delayed::DelayedPlatform::new(depth, 7);
-    let pace = Pace(platform.half_latency_us());
+    let half_latency_us = platform.half_latency_us();
+    let pace = Pace {
+        quick_us: half_latency_us.load(Ordering::Relaxed),
+        half_latency_us,
+    };
     (platform.open(0).expect("the delayed device opens"), pace)
 }
 
