@@ -163,7 +163,7 @@ class Offline(unittest.TestCase):
         while thread.is_alive():
             turns += 1
         # With the lock held this thread would get a turn each 100 ms.
-        self.assertGreater(turns, 1_000)
+        self.assertGreater(turns, 10_000)
 
     def test_bad_values_are_named_and_nothing_runs_on(self):
         for params, words in [

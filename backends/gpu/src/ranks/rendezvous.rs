@@ -142,8 +142,7 @@ mod tests {
 
     /// Until a rank has come to the first round.
     fn until_one_waits(id: &CommunicatorId) {
-        let comes = || lock().get_or_insert_default()[id].rounds[0].is_empty();
-        while comes() {
+        while lock().get_or_insert_default()[id].rounds[0].is_empty() {
             std::thread::yield_now();
         }
     }
