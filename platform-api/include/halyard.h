@@ -38,7 +38,7 @@ extern "C" {
 #define HALYARD_DEVICE_MAJOR 0u
 #define HALYARD_DEVICE_MINOR 2u
 #define HALYARD_OPS_MAJOR 0u
-#define HALYARD_OPS_MINOR 3u
+#define HALYARD_OPS_MINOR 4u
 #define HALYARD_ATTENTION_MAJOR 0u
 #define HALYARD_ATTENTION_MINOR 1u
 #define HALYARD_COMMUNICATOR_MAJOR 0u
@@ -1268,7 +1268,7 @@ typedef struct halyard_device_table {
     void (*command_drop)(void *command);
 } halyard_device_table;
 
-/** Interface ops 0.3.
+/** Interface ops 0.4.
  *
  * The ops of a device. These functions are called at load time. */
 typedef struct halyard_ops_table {
@@ -1944,6 +1944,9 @@ typedef struct halyard_moe_linear_desc {
     uint32_t max_tokens; /**< Most tokens of one call. */
     uint32_t first_expert; /**< The first of them; first_expert + num_experts is at most total_experts. */
     uint32_t total_experts; /**< Experts that are chosen from. 0: num_experts, which are all, and first_expert is 0. */
+    /** The backend may round activations further (e.g. int8 blocks for quantised weights) for speed. Readers of an ops
+     * interface before 0.4 are shown 0 (0 or 1). */
+    uint32_t allow_quantized_act;
 } halyard_moe_linear_desc;
 #define halyard_moe_linear_desc_base_size 32u
 /** Read. [T, top_k, in_features] `dtype`; or [T, 1, in_features]: one input for all choices. */

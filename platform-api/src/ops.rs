@@ -73,14 +73,15 @@ pub struct OpLayout {
 
 /// Defines an op: descriptor, wire struct, operands. Its doc comment is the formula, an operand's its type and shape.
 /// Fields that came after the op was first released stand under `appended`: zero asks for what the op did before, as
-/// older writers leave them out, and an older reader refuses any other value.
+/// older writers leave them out, and an older reader refuses any other value. `=> informs from N` marks a permission
+/// that nobody has to use: readers of an older minor version of the ops interface are shown zero.
 macro_rules! op {
     (
         $(#[doc = $doc:literal])*
         pub struct $name:ident = $code:literal $op_name:literal, wire $wire:ident = $cname:literal {
             $( $(#[doc = $fdoc:literal])* $field:ident : $ty:ty ),* $(,)?
         } $( appended {
-            $( $(#[doc = $adoc:literal])* $afield:ident : $aty:ty ),* $(,)?
+            $( $(#[doc = $adoc:literal])* $afield:ident : $aty:ty $(=> informs from $minor:literal)? ),* $(,)?
         } )?
         operands { $( $(#[doc = $odoc:literal])* $operand:ident : $access:ident $(? $optional:tt)? ),* $(,)? }
     ) => {
@@ -99,7 +100,8 @@ macro_rules! op {
             pub struct $wire = $cname {
                 $( $(#[doc = $fdoc])* pub $field: <$ty as $crate::abi::WireField>::Repr, )*
             } $( appended {
-                $( $(#[doc = $adoc])* pub $afield: <$aty as $crate::abi::WireField>::Repr; )*
+                $( $(#[doc = $adoc])*
+                    pub $afield: <$aty as $crate::abi::WireField>::Repr $(, informs from $minor)? ; )*
             } )?
         }
 

@@ -142,7 +142,7 @@ abi_table! {
 
 abi_table! {
     /// The ops of a device. These functions are called at load time.
-    pub struct OpsTable = "halyard_ops_table", interface 3 "ops" version 0 . 3 {
+    pub struct OpsTable = "halyard_ops_table", interface 3 "ops" version 0 . 4 {
         /// Whether `spec` runs here; HALYARD_STATUS_UNSUPPORTED with the reason. Compiles nothing.
         required fn support(device: *mut c_void, spec: *const OpSpecWire, out: *mut OpSupportWire,
             err: *mut ErrorOut) -> u32;

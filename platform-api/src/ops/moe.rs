@@ -118,6 +118,9 @@ op! {
         first_expert: u32,
         /// Experts that are chosen from. 0: num_experts, which are all, and first_expert is 0.
         total_experts: u32,
+        /// The backend may round activations further (e.g. int8 blocks for quantised weights) for speed. Readers of an
+        /// ops interface before 0.4 are shown 0.
+        allow_quantized_act: bool => informs from 4,
     }
     operands {
         /// \[T, top_k, in_features\] `dtype`; or \[T, 1, in_features\]: one input for all choices.

@@ -130,6 +130,7 @@ impl<'a> WeightFormats<'a> {
                 max_tokens,
                 first_expert: 0,
                 total_experts: 0,
+                allow_quantized_act: self.options.allow_quantized_act,
             }
             .into(),
             Reader::Heads => HeadLinear {

@@ -4,11 +4,11 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, num_act_parts, num_panels};
+use halyard_kernels_cpu::{self as kernels, LINEAR_SCRATCH, PANEL_ROWS, num_act_parts, num_panels};
 
 use halyard_platform_api::ops::MoeLinear;
 
-use super::linear::PackedWeight;
+use super::{acts::Acts, linear::PackedWeight};
 use crate::kernel::Worker;
 use crate::view::View;
 
@@ -22,15 +22,31 @@ thread_local! {
     static GATHERED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
+/// What the inputs of a product begin at a multiple of, in bytes.
+const ALIGNMENT: usize = 64;
+
+/// Scratch for the inputs of so many choices of `k` values, however they fall on the experts.
+pub(super) fn scratch_bytes(acts: Acts, choices: usize, num_experts: usize, k: usize) -> usize {
+    let groups = choices.min(num_experts + choices / GROUP);
+    let choice = acts.bytes(GROUP, k) / GROUP;
+    // A group's last tile may have room for 15 more.
+    choices * choice + groups * (15 * choice + ALIGNMENT)
+}
+
 /// Choices of one expert that one product serves: places in [`Groups::choices`].
 struct Group {
     expert: usize,
     places: Range<usize>,
+    /// Where its inputs lie in shared scratch.
+    inputs: Range<usize>,
 }
 
 /// A step's choices (token · top_k + j) by expert.
 pub(super) struct Groups {
+    acts: Acts,
     top_k: usize,
+    /// Values of an input.
+    k: usize,
     /// Those of experts that are elsewhere come last.
     choices: Vec<u32>,
     groups: Vec<Group>,
@@ -43,7 +59,7 @@ impl Groups {
     ///
     /// # Safety
     /// The operand is readable.
-    pub(super) unsafe fn of(experts: &View, op: &MoeLinear) -> Groups {
+    pub(super) unsafe fn of(experts: &View, op: &MoeLinear, acts: Acts) -> Groups {
         let (tokens, top_k, num_experts) = (experts.len(), op.top_k as usize, op.num_experts as usize);
         let place_of = |expert: i32| op.place(expert as u32).unwrap_or(num_experts);
         // SAFETY: the caller's promise.
@@ -55,13 +71,20 @@ impl Groups {
         for expert in 0..num_experts {
             ends[expert + 1] += ends[expert];
         }
+        let (k, mut inputs_end) = (op.in_features as usize, 0usize);
         let mut groups = Vec::new();
         for expert in 0..num_experts {
             let (mut first, end) = (ends[expert], ends[expert + 1]);
             while first < end {
                 let places = first..end.min(first + GROUP);
                 first = places.end;
-                groups.push(Group { expert, places });
+                let begin = inputs_end.next_multiple_of(ALIGNMENT);
+                inputs_end = begin + acts.bytes(places.len(), k);
+                groups.push(Group {
+                    expert,
+                    places,
+                    inputs: begin..inputs_end,
+                });
             }
         }
         let here = ends[num_experts];
@@ -74,7 +97,9 @@ impl Groups {
             }
         }
         Groups {
+            acts,
             top_k,
+            k,
             choices,
             groups,
             here,
@@ -85,9 +110,9 @@ impl Groups {
     /// token, or one a choice.
     ///
     /// # Safety
-    /// The operand is readable, the shared scratch holds `act_bytes` of all choices.
-    pub(super) unsafe fn prepare(&self, worker: &Worker<'_>, x: &View, k: usize) {
-        let inputs = x.shape[1];
+    /// The operand is readable, the shared scratch holds [`scratch_bytes`].
+    pub(super) unsafe fn prepare(&self, worker: &Worker<'_>, x: &View) {
+        let (inputs, k) = (x.shape[1], self.k);
         GATHERED.with_borrow_mut(|gathered| {
             for group in &self.groups[worker.share(self.groups.len())] {
                 let places = group.places.clone();
@@ -102,11 +127,12 @@ impl Groups {
                     to.copy_from_slice(row);
                 }
                 let (from, count) = (gathered.as_ptr(), places.len());
-                let parts = 0..num_act_parts(ActMode::F32, count);
+                let mode = self.acts.mode(count);
+                let parts = 0..num_act_parts(mode, count);
                 // SAFETY: groups are shared out, and so are their places of the scratch.
                 unsafe {
-                    let to = worker.shared.add(places.start * act_bytes(ActMode::F32, 1, k));
-                    worker.kernels.prepare_act(ActMode::F32, from, k, count, k, parts, to);
+                    let to = worker.shared.add(group.inputs.start);
+                    worker.kernels.prepare_act(mode, from, k, count, k, parts, to);
                 }
             }
         });
@@ -134,7 +160,6 @@ impl Groups {
             unsafe { std::slice::from_raw_parts_mut(out.element_ptr(t, j).cast::<f32>(), n).fill(0.0) };
         }
         let pieces = num_panels(n).div_ceil(PANELS);
-        let token_bytes = act_bytes(ActMode::F32, 1, k);
         let mut results = [0.0f32; GROUP * PANELS * PANEL_ROWS];
         for jobs in worker.pieces(self.here, self.groups.len() * pieces, PANELS) {
             for job in jobs {
@@ -146,15 +171,15 @@ impl Groups {
                 // SAFETY: prepared and packed, as the caller promises; the kernel writes `columns` alone, which begin
                 // at the array's start.
                 unsafe {
-                    let act = worker.shared.add(group.places.start * token_bytes);
+                    let act = worker.shared.add(group.inputs.start);
                     worker.kernels.linear(kernels::Linear {
                         format: packed.format,
-                        mode: ActMode::F32,
+                        mode: self.acts.mode(count),
                         n,
                         k,
                         tokens: count,
                         weight: &weight[group.expert * matrix..][..matrix],
-                        act: std::slice::from_raw_parts(act, count * token_bytes),
+                        act: std::slice::from_raw_parts(act, group.inputs.len()),
                         panels,
                         out: results.as_mut_ptr().wrapping_sub(columns.start),
                         out_stride: columns.len(),

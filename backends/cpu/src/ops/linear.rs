@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use halyard_kernels_cpu::{
-    self as kernels, ActMode, Activation, Isa, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, linear_supports, num_act_parts,
-    num_panels, pack, packed_bytes,
+    self as kernels, Activation, Isa, LINEAR_SCRATCH, PANEL_ROWS, num_act_parts, num_panels, pack, packed_bytes,
 };
 use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::{Error, Result, Tensor, WeightRows};
 
+use super::acts::Acts;
 use super::forms::Form;
 use super::only_f32;
 use crate::kernel::{Kernel, Worker, goes_by_rows, rows_of};
@@ -19,9 +19,6 @@ use crate::view::View;
 
 /// Values that an activation is computed on at a time.
 const PIECE: usize = 64;
-/// From so many tokens on, integer products go to matrix units where there are some: those multiply 16 tokens at a
-/// time, of which the last may be missing. The bits are the same.
-const INT8_TILES_FROM: usize = 16;
 /// The smallest piece of a product's panels that a thread comes for is about this part of its equal share.
 const LEAST_PIECES: usize = 24;
 
@@ -30,8 +27,7 @@ pub(crate) struct Linear {
     k: usize,
     max_tokens: usize,
     epilogue: Option<Activation>,
-    mode: ActMode,
-    has_tiles: bool,
+    acts: Acts,
     weight: PackedWeight,
 }
 
@@ -40,18 +36,6 @@ impl Linear {
         only_f32("linear", op.act)?;
         only_f32("linear", op.out)?;
         let form = Form::of("linear", op.weight, op.in_features)?;
-        let format = form.kernel;
-        // Without dot products of bf16 pairs, rounding to them costs time and gives nothing.
-        let wanted = match op.allow_quantized_act {
-            true if isa.has_tiles() => [ActMode::Int8, ActMode::Tiles],
-            true if isa.has_bf16_dot() => [ActMode::Int8, ActMode::Bf16],
-            true => [ActMode::Int8, ActMode::F32],
-            false => [ActMode::F32; 2],
-        };
-        let mode = wanted
-            .into_iter()
-            .find(|&mode| linear_supports(format, mode))
-            .unwrap_or(ActMode::F32);
         let epilogue = match op.epilogue {
             Epilogue::None => None,
             Epilogue::Silu => Some(Activation::Silu),
@@ -65,23 +49,14 @@ impl Linear {
             k,
             max_tokens: op.max_tokens as usize,
             epilogue,
-            mode,
-            has_tiles: isa.has_tiles(),
+            acts: Acts::of(isa, form.kernel, op.allow_quantized_act),
             weight,
         })
     }
 
-    /// How activations of so many tokens are laid out.
-    fn mode(&self, tokens: usize) -> ActMode {
-        match self.mode {
-            ActMode::Int8 if self.has_tiles && tokens >= INT8_TILES_FROM => ActMode::Int8Tiles,
-            mode => mode,
-        }
-    }
-
     /// Bytes of activations of so many tokens as they are laid out.
     fn act_bytes(&self, tokens: usize) -> usize {
-        act_bytes(self.mode(tokens), tokens, self.k)
+        self.acts.bytes(tokens, self.k)
     }
 
     /// Activation and residual on this thread's own part of the output.
@@ -163,7 +138,7 @@ impl Linear {
             return;
         }
         let accumulate = holds_residual(residual, out);
-        let mode = self.mode(rows.len());
+        let mode = self.acts.mode(rows.len());
         // SAFETY: the rows are this thread's alone, and so is its scratch, which holds their layout.
         unsafe {
             let from = x.element_ptr(rows.start, 0).cast_const().cast();
@@ -226,7 +201,7 @@ impl Kernel for Linear {
         if tokens == 0 {
             return;
         }
-        let mode = self.mode(tokens);
+        let mode = self.acts.mode(tokens);
         if self.rows(operands).is_some() && goes_by_rows(tokens, worker.size) {
             if phase == 0 {
                 // SAFETY: the caller's promise.

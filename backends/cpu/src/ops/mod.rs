@@ -1,5 +1,6 @@
 //! The ops: a descriptor becomes a kernel, or a reason why not.
 
+mod acts;
 mod attention;
 mod coded;
 mod data;
@@ -58,7 +59,7 @@ pub(crate) fn build(spec: &OpSpec, isa: kernels::Isa) -> Result<Arc<dyn Kernel>>
         OpSpec::UpdateRows(op) => Arc::new(step::UpdateRows::new(op)),
         OpSpec::QuantizeAct(op) => Arc::new(data::QuantizeAct::new(op)?),
         OpSpec::MoeRoute(op) => Arc::new(moe::Route::new(op)?),
-        OpSpec::MoeLinear(op) => Arc::new(moe::Linear::new(op)?),
+        OpSpec::MoeLinear(op) => Arc::new(moe::Linear::new(op, isa)?),
         OpSpec::MoeCombine(op) => Arc::new(moe::Combine::new(op)?),
         OpSpec::LogitsProcess(op) => Arc::new(sampling::LogitsProcess::new(op)),
         OpSpec::Argmax(op) => Arc::new(sampling::Argmax::new(op)),

@@ -1,10 +1,10 @@
 //! Mixture of experts: routing, one product per (token, choice), and the weighted sum.
 
-use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, num_panels};
+use halyard_kernels_cpu::{self as kernels, Isa, LINEAR_SCRATCH, PANEL_ROWS, num_panels};
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{Result, Tensor, WeightRows};
 
-use super::{expert_groups::Groups, forms::Form, linear::PackedWeight, only_f32};
+use super::{acts::Acts, expert_groups, expert_groups::Groups, forms::Form, linear::PackedWeight, only_f32};
 use crate::kernel::{Kernel, Worker};
 use crate::objects::Objects;
 use crate::view::View;
@@ -82,11 +82,12 @@ pub(crate) struct Linear {
     k: usize,
     top_k: usize,
     max_tokens: usize,
+    acts: Acts,
     weight: PackedWeight,
 }
 
 impl Linear {
-    pub(crate) fn new(op: &ops::MoeLinear) -> Result<Linear> {
+    pub(crate) fn new(op: &ops::MoeLinear, isa: Isa) -> Result<Linear> {
         only_f32("moe_linear", op.dtype)?;
         op.check()?;
         let form = Form::of("moe_linear", op.weight, op.in_features)?;
@@ -99,12 +100,9 @@ impl Linear {
             k,
             top_k: op.top_k as usize,
             max_tokens: op.max_tokens as usize,
+            acts: Acts::of(isa, form.kernel, op.allow_quantized_act),
             weight,
         })
-    }
-
-    fn token_bytes(&self) -> usize {
-        act_bytes(ActMode::F32, 1, self.k)
     }
 }
 
@@ -114,7 +112,12 @@ impl Kernel for Linear {
     }
 
     fn scratch_bytes(&self) -> usize {
-        self.max_tokens * self.top_k * self.token_bytes()
+        expert_groups::scratch_bytes(
+            self.acts,
+            self.max_tokens * self.top_k,
+            self.op.num_experts as usize,
+            self.k,
+        )
     }
 
     unsafe fn run(&self, phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
@@ -125,23 +128,22 @@ impl Kernel for Linear {
         if tokens > 1 {
             // SAFETY: the caller's promise; both phases sort the same choices alike.
             unsafe {
-                let groups = Groups::of(experts, &self.op);
+                let groups = Groups::of(experts, &self.op, self.acts);
                 match phase {
-                    0 => groups.prepare(worker, x, self.k),
+                    0 => groups.prepare(worker, x),
                     _ => groups.multiply(worker, &self.weight, weight.all(), bias, out),
                 }
             }
             return;
         }
+        let (mode, input_bytes) = (self.acts.mode(1), self.acts.bytes(1, self.k));
         // SAFETY: inputs (phase 0) and panels (phase 1) are shared out; the scratch holds every input's layout.
         unsafe {
             if phase == 0 {
                 for job in worker.share(tokens * inputs) {
                     let from = x.element_ptr(job / inputs, job % inputs).cast_const().cast();
-                    let to = worker.shared.add(job * self.token_bytes());
-                    worker
-                        .kernels
-                        .prepare_act(ActMode::F32, from, self.k, 1, self.k, 0..1, to);
+                    let to = worker.shared.add(job * input_bytes);
+                    worker.kernels.prepare_act(mode, from, self.k, 1, self.k, 0..1, to);
                 }
                 return;
             }
@@ -156,11 +158,10 @@ impl Kernel for Linear {
                         continue;
                     };
                     let input = t * inputs + if inputs == 1 { 0 } else { j };
-                    let act =
-                        std::slice::from_raw_parts(worker.shared.add(input * self.token_bytes()), self.token_bytes());
+                    let act = std::slice::from_raw_parts(worker.shared.add(input * input_bytes), input_bytes);
                     worker.kernels.linear(kernels::Linear {
                         format: self.weight.format,
-                        mode: ActMode::F32,
+                        mode,
                         n: self.n,
                         k: self.k,
                         tokens: 1,

@@ -346,6 +346,7 @@ mod tests {
             max_tokens: 4,
             first_expert: 0,
             total_experts: 0,
+            allow_quantized_act: false,
         }
         .into()
     }

@@ -129,6 +129,7 @@ fn dense(op: &str, p: &Params) -> Option<OpSpec> {
             max_tokens: p.u("max_tokens"),
             first_expert: p.appended("first_expert", Params::u).unwrap_or(0),
             total_experts: p.appended("total_experts", Params::u).unwrap_or(0),
+            allow_quantized_act: p.appended("allow_quantized_act", Params::b).unwrap_or(false),
         }
         .into(),
         "moe_combine" => MoeCombine {

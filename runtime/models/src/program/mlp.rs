@@ -249,6 +249,7 @@ impl Builder<'_> {
             } else {
                 0
             },
+            allow_quantized_act: self.options.allow_quantized_act,
         };
         let mut operands = vec![x, self.matrix(&roles)?, experts, out];
         // The ranks' parts of down's results are summed: where each has a part of every expert, one adds the bias.

@@ -128,7 +128,7 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
             max_tokens: tokens,
             allow_quantized_act: false,
         };
-        let class = Class::Product { terms: k as usize, act };
+        let class = product_class(format, act, k, false);
         if k != LONG {
             let case = linear_case(random, &spec, tokens, (bias, residual, gap), class, &variant, &name);
             cases.push(case.clone());
@@ -141,11 +141,7 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
                 allow_quantized_act: true,
                 ..spec
             };
-            let terms = k as usize;
-            let class = match format {
-                WeightFormat::F8E4M3 => Class::RoundedProduct { terms },
-                _ => Class::QuantizedProduct { terms },
-            };
+            let class = product_class(format, act, k, true);
             let variant = format!("{variant}, quantized act allowed");
             let case = linear_case(random, &spec, tokens, (bias, residual, gap), class, &variant, &name);
             cases.push(case.clone());
@@ -153,6 +149,16 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
                 cases.push(case.in_place(3, 4));
             }
         }
+    }
+}
+
+/// How near a product of `terms` terms is to the oracle's.
+fn product_class(format: WeightFormat, act: DType, terms: u32, may_round: bool) -> Class {
+    let terms = terms as usize;
+    match (may_round, format) {
+        (false, _) => Class::Product { terms, act },
+        (true, WeightFormat::F8E4M3) => Class::RoundedProduct { terms },
+        (true, _) => Class::QuantizedProduct { terms },
     }
 }
 
@@ -404,9 +410,17 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
             max_tokens: tokens,
             first_expert: 0,
             total_experts: 0,
+            allow_quantized_act: false,
         };
         let operands = moe_linear_operands(&spec, inputs, &choices, bias, random);
+        let rounded = MoeLinear {
+            allow_quantized_act: true,
+            ..spec.clone()
+        };
         cases.push(Case::single(spec, &variant, &name, operands));
+        let operands = moe_linear_operands(&rounded, inputs, &choices, bias, random);
+        let variant = format!("{variant}, quantized act allowed");
+        cases.push(Case::single(rounded, &variant, &name, operands));
     }
 }
 
@@ -420,10 +434,7 @@ fn moe_linear_operands(
 ) -> Vec<Option<Arg>> {
     let (tokens, experts) = (spec.max_tokens, spec.num_experts);
     let (k, n) = (spec.in_features, spec.out_features);
-    let class = Class::Product {
-        terms: k as usize,
-        act: spec.dtype,
-    };
+    let class = product_class(spec.weight, spec.dtype, k, spec.allow_quantized_act);
     let rows = experts * n;
     let x = [tokens, inputs, k];
     vec![
@@ -470,6 +481,7 @@ fn moe_linear_of_a_rank(seed: u64, format: WeightFormat, dtype: DType, cases: &m
             max_tokens: tokens,
             first_expert,
             total_experts: 5,
+            allow_quantized_act: false,
         };
         let operands = moe_linear_operands(&spec, inputs, &choices, true, random);
         cases.push(Case::single(spec, &variant, &name, operands));

@@ -115,6 +115,7 @@ fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> 
         max_tokens: tokens,
         first_expert,
         total_experts: if of_a_rank { EXPERTS } else { 0 },
+        allow_quantized_act: false,
     };
     let width = TOP_K * INNER;
     let gating = match tokens {

@@ -117,6 +117,7 @@ mod tests {
             max_tokens: 100,
             first_expert: 0,
             total_experts: 0,
+            allow_quantized_act: false,
         }
     }
 

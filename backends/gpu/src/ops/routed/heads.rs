@@ -34,6 +34,7 @@ impl Heads {
             max_tokens: op.max_tokens,
             first_expert: 0,
             total_experts: 0,
+            allow_quantized_act: false,
         });
         linear.map(|linear| Heads(linear, None)).map_err(|why| Error {
             message: why.message.replace("moe_linear", Self::NAME),

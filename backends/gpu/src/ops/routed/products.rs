@@ -259,6 +259,7 @@ mod tests {
             max_tokens: 1000,
             first_expert: 0,
             total_experts: 0,
+            allow_quantized_act: false,
         }
     }
 

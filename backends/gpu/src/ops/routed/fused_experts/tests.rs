@@ -20,6 +20,7 @@ fn linear(in_features: u32, out_features: u32) -> ops::MoeLinear {
         max_tokens: 40,
         first_expert: 0,
         total_experts: 0,
+        allow_quantized_act: false,
     }
 }
 
