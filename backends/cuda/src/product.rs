@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use cudarc::cublaslt::sys as lt;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::*;
 use cudarc::driver::sys as cuda;
 use halyard_gpu::{DevicePtr, Driver, Facts, Product, ProductCall, ProductSpec, Stream};
-use halyard_platform_api::{DType, Error, Result, Status};
+use halyard_platform_api::{DType, Error, Result, Status, log};
 
 use crate::error;
 use crate::libraries;
@@ -122,7 +123,13 @@ impl Products {
         };
         product.buckets = match known.get(&twin) {
             Some(twin) => twin.buckets.clone(),
-            None => tune(driver, &product)?,
+            None => {
+                let begun = Instant::now();
+                let buckets = tune(driver, &product)?;
+                let ms = begun.elapsed().as_millis();
+                log::debug("cuda", &format!("{spec:?}: {} algorithms after {ms} ms", buckets.len()));
+                buckets
+            }
         };
         let product = Arc::new(product);
         known.insert(*spec, product.clone());

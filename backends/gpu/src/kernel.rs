@@ -1,6 +1,8 @@
 //! An op on a GPU: checked at construction without a device, prepared once (compiled, tuned), then encoded as launches.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 use halyard_kernels_gpu::Source;
 use halyard_platform_api::{Error, Result, log};
@@ -68,6 +70,27 @@ impl Preparation<'_> {
         });
         is_right.then_some(function)
     }
+}
+
+/// Does both at once. What an op needs is compiled side by side so, and the longest file decides.
+///
+/// # Errors
+/// That of the first, or of the second.
+pub(crate) fn both<A: Send, B>(
+    first: impl FnOnce() -> Result<A> + Send,
+    second: impl FnOnce() -> Result<B>,
+) -> Result<(A, B)> {
+    let (first, second) = std::thread::scope(|scope| {
+        let first = scope.spawn(first);
+        let second = second();
+        (ended(first), second)
+    });
+    Ok((first?, second?))
+}
+
+/// What a thread gave; its panic goes on here.
+pub(crate) fn ended<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Where canonical weight rows come from.

@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::available_parallelism;
 use std::time::Instant;
 
 use halyard_kernels_gpu::Source;
@@ -31,20 +32,45 @@ type Known = HashMap<String, Arc<Mutex<Compiled>>>;
 /// The results of self-tests of functions.
 type Tested = Mutex<HashMap<Function, bool>>;
 
+/// Most files that are compiled at once: a compiler takes some hundred MB for each.
+const MAX_COMPILERS: usize = 16;
+
 /// The compiled files of one device.
-#[derive(Default)]
 pub struct Modules {
     folder: Option<PathBuf>,
     known: Mutex<Known>,
     tested: Tested,
+    /// Files that may yet be compiled beside those that are.
+    compilers: Mutex<usize>,
+    compiled: Condvar,
+}
+
+/// The right to compile a file, given back at its end.
+struct Compiler<'a>(&'a Modules);
+
+impl Drop for Compiler<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.compilers) += 1;
+        self.0.compiled.notify_one();
+    }
+}
+
+impl Default for Modules {
+    fn default() -> Modules {
+        Modules::with_folder(None)
+    }
 }
 
 impl Modules {
     /// With images kept in `folder` too.
     pub fn with_folder(folder: Option<PathBuf>) -> Modules {
+        let compilers = available_parallelism().map_or(1, |n| n.get().min(MAX_COMPILERS));
         Modules {
             folder,
-            ..Modules::default()
+            known: Mutex::default(),
+            tested: Mutex::default(),
+            compilers: Mutex::new(compilers),
+            compiled: Condvar::new(),
         }
     }
 
@@ -89,6 +115,14 @@ impl Modules {
         *tested.entry(function).or_insert_with(test)
     }
 
+    /// Waits until few enough files are being compiled.
+    fn compiler(&self) -> Compiler<'_> {
+        let free = lock(&self.compilers);
+        let free = self.compiled.wait_while(free, |free| *free == 0);
+        *free.unwrap_or_else(PoisonError::into_inner) -= 1;
+        Compiler(self)
+    }
+
     fn module(&self, driver: &dyn Driver, source: Source, options: &[String]) -> Result<Module> {
         let begun = Instant::now();
         let text = driver.kernel_text(source)?;
@@ -112,7 +146,9 @@ impl Modules {
             say("loaded from the cache", bytes);
             return Ok(module);
         }
+        let compiler = self.compiler();
         let image = driver.compile(source.name, text, options)?;
+        drop(compiler);
         say("compiled", image.len());
         let module = driver.load(&image)?;
         say("loaded", image.len());

@@ -20,7 +20,7 @@ use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionPlan, Error, OpSpec, Result};
 
 use crate::encoding::Encoding;
-use crate::kernel::{Kernel, Preparation, boxed};
+use crate::kernel::{Kernel, Preparation, both, boxed};
 use crate::view::View;
 
 use self::call::block_bytes;
@@ -122,15 +122,16 @@ impl AttentionKernel {
 
 impl Kernel for AttentionKernel {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        let decode = match decode::Form::of(&self.spec) {
-            Some(form) => decode::Decode::prepare(cx, &form)?,
+        let kernels = match decode::Form::of(&self.spec) {
+            Some(form) => {
+                let prefill = || prefill::Prefill::prepare(cx, &self.spec);
+                let (decode, prefill) = both(|| decode::Decode::prepare(cx, &form), prefill)?;
+                decode.map(|decode| Kernels::MatrixUnits { decode, prefill })
+            }
             None => None,
         };
-        self.kernels = Some(match decode {
-            Some(decode) => Kernels::MatrixUnits {
-                decode,
-                prefill: prefill::Prefill::prepare(cx, &self.spec)?,
-            },
+        self.kernels = Some(match kernels {
+            Some(kernels) => kernels,
             None => Kernels::Plain(plain::Plain::prepare(cx, &self.spec)?),
         });
         Ok(())

@@ -15,9 +15,10 @@ use halyard_platform_api::{Error, OpSpec, Program, Result};
 use super::attention::decode::{Decode, Form, FusedRope, RopeCall};
 use super::attention::{AttentionKernel, Call, cache_args, cache_defines, heads_args};
 use super::names::borrowed;
+use super::parts::prepare_all;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
-use crate::kernel::{Kernel, Preparation};
+use crate::kernel::{Kernel, Preparation, both};
 use crate::view::View;
 
 /// Threads of a block of `rope_kv_write`, which takes one token.
@@ -214,23 +215,24 @@ impl FusedAttention {
 
 impl Kernel for FusedAttention {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        for (part, _) in &mut self.parts {
-            part.prepare(cx)?;
-        }
-        self.attention.prepare(cx)?;
         let region = &self.region;
         let mut defines = cache_defines(&region.kv_write)?;
         let interleaved = u32::from(region.rope.style == RopeStyle::Interleaved);
         defines.push(("ROTARY_DIM", region.rope.rotary_dim.to_string()));
         defines.push(("INTERLEAVED", interleaved.to_string()));
         defines.push(("NORM", u32::from(region.norms.is_some()).to_string()));
-        self.rope_and_store = Some(cx.function(kernels::KV_WRITE, &borrowed(&defines), "rope_kv_write", 0)?);
+        let rope_and_store = || cx.function(kernels::KV_WRITE, &borrowed(&defines), "rope_kv_write", 0);
         let rope = FusedRope::of(&region.rope, region.norms.is_some()).filter(|_| region.qk_is_internal);
         let form = Form::of(&region.attention).filter(Form::may_write);
-        self.decode = match form.zip(rope) {
-            Some((form, rope)) => Decode::prepare(cx, &form.with_rope(rope))?,
-            None => None,
+        let decode = || match form.zip(rope) {
+            Some((form, rope)) => Decode::prepare(cx, &form.with_rope(rope)),
+            None => Ok(None),
         };
+        let (parts, attention) = (&mut self.parts, &mut self.attention);
+        let parts = || prepare_all(parts.iter_mut().map(|(part, _)| part), cx);
+        let own = || both(decode, rope_and_store);
+        let ((), ((), (decode, rope_and_store))) = both(parts, || both(|| attention.prepare(cx), own))?;
+        (self.decode, self.rope_and_store) = (decode, Some(rope_and_store));
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use super::names::gate_of;
 use super::parts::{self, Parts};
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
-use crate::kernel::{Kernel, Packer, Preparation, RowSource};
+use crate::kernel::{Kernel, Packer, Preparation, RowSource, both};
 use crate::view::View;
 
 /// Number of nodes from `first` on that run as one op; `None`: not such a region.
@@ -316,22 +316,24 @@ fn halves(product: &View, gate: &View, up: &View, n: u64) -> bool {
 
 impl Kernel for Fused {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.parts.prepare(cx)?;
-        if let Some(plan) = &self.plan {
-            let prepare = |step: &Step| {
-                let (norm, gate) = (true, step.gate);
-                SmallBatch::prepare(cx, &step.op, step.layout, &Fusion { norm, gate })
-            };
-            let most =
-                |step: &Step| SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0", cx.facts(), cx.policy());
-            self.most_tokens = plan.steps.iter().map(most).min().unwrap_or(0);
-            self.small_batches = plan.steps.iter().map(prepare).collect::<Result<_>>()?;
-            if let [step] = &plan.steps[..]
-                && step.gate != "0"
-            {
-                self.tiles = DenseTiles::prepare(cx, &step.op, step.layout, step.gate)?;
-            }
-        }
+        let Some(plan) = &self.plan else {
+            return self.parts.prepare(cx);
+        };
+        let small_batch = |step: &Step| {
+            let (norm, gate) = (true, step.gate);
+            SmallBatch::prepare(cx, &step.op, step.layout, &Fusion { norm, gate })
+        };
+        let tiles = || match &plan.steps[..] {
+            [step] if step.gate != "0" => DenseTiles::prepare(cx, &step.op, step.layout, step.gate),
+            _ => Ok(None),
+        };
+        let small_batches = || plan.steps.iter().map(small_batch).collect::<Result<Vec<_>>>();
+        let parts = &mut self.parts;
+        let own = || both(tiles, small_batches);
+        (_, (self.tiles, self.small_batches)) = both(|| parts.prepare(cx), own)?;
+        let most =
+            |step: &Step| SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0", cx.facts(), cx.policy());
+        self.most_tokens = plan.steps.iter().map(most).min().unwrap_or(0);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use halyard_platform_api::{Error, Node, Program, Result};
 
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
-use crate::kernel::{Kernel, Packer, Preparation, RowSource};
+use crate::kernel::{Kernel, Packer, Preparation, RowSource, ended};
 use crate::view::View;
 
 /// A kernel a node, and what each works on.
@@ -31,7 +31,7 @@ impl Parts {
     }
 
     pub(super) fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.kernels.iter_mut().try_for_each(|kernel| kernel.prepare(cx))
+        prepare_all(self.kernels.iter_mut(), cx)
     }
 
     pub(super) fn scratch_bytes(&self) -> u64 {
@@ -93,6 +93,21 @@ impl Parts {
         let kernel = self.kernels.get(node as usize).map(|kernel| &**kernel);
         kernel.ok_or_else(|| Error::invalid(format!("node {node} of a region of {} nodes", self.kernels.len())))
     }
+}
+
+/// Prepares several kernels at once.
+///
+/// # Errors
+/// The first of theirs.
+pub(super) fn prepare_all<'k>(
+    kernels: impl Iterator<Item = &'k mut Box<dyn Kernel>>,
+    cx: &Preparation<'_>,
+) -> Result<()> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = kernels.map(|kernel| scope.spawn(|| kernel.prepare(cx))).collect();
+        let outcomes: Vec<Result<()>> = threads.into_iter().map(ended).collect();
+        outcomes.into_iter().collect()
+    })
 }
 
 /// Tensor `t` of a call; an absent one is [`View::NONE`].

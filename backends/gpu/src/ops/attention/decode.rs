@@ -8,7 +8,7 @@ use halyard_platform_api::{DType, Error, Result};
 use super::call::{Call, head_bytes, heads_args, is_aligned};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
-use crate::kernel::Preparation;
+use crate::kernel::{Preparation, both};
 use crate::ops::names::{borrowed, float_name, kv_code_bits, kv_name};
 use crate::view::View;
 
@@ -255,15 +255,17 @@ impl Decode {
         let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {
             return Ok(None);
         };
-        let Some(any) = Variant::prepare(cx, form, shape, form.max_seqs, false)? else {
-            return Ok(None);
-        };
         let (warps, ring, _) = shape;
         let seqs = SMALL_BATCH_SEQS.min(form.max_seqs);
         let fits = form.fixed_shared_bytes(warps, 2) + sequence_bytes(seqs) <= SMALL_BATCH_SHARED_BYTES;
-        let small_batch = match form.rope {
-            Some(_) if fits && ring > 2 => Variant::prepare(cx, form, (warps, 2, 1), seqs, form.may_hold())?,
-            _ => None,
+        let any = || Variant::prepare(cx, form, shape, form.max_seqs, false);
+        let small_batch = || match form.rope {
+            Some(_) if fits && ring > 2 => Variant::prepare(cx, form, (warps, 2, 1), seqs, form.may_hold()),
+            _ => Ok(None),
+        };
+        let (any, small_batch) = both(any, small_batch)?;
+        let Some(any) = any else {
+            return Ok(None);
         };
         if let Some(variant) = &small_batch {
             cx.driver.prefer_shared(variant.function, SMALL_BATCH_CARVEOUT_BYTES)?;
