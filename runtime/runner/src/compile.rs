@@ -85,37 +85,73 @@ pub(crate) enum WeightSource<'a, 'l> {
     Shared(&'a CompiledProgram),
 }
 
-/// Claims, prepares and loads a program. `None` when ops are missing, which `preparer` has noted.
+/// A program cut into what is prepared as one op: the regions that the platform claims, and the nodes between them.
+pub(crate) struct Cut<'m> {
+    model: &'m ModelProgram,
+    segments: Vec<Claim>,
+    /// Regions that the platform claims.
+    num_claims: usize,
+    /// Why others were left.
+    left: String,
+}
+
+impl<'m> Cut<'m> {
+    /// Asks the platform.
+    ///
+    /// # Errors
+    /// Errors of the device, and what is wrong with its claims.
+    pub(crate) fn of(device: &dyn Device, model: &'m ModelProgram) -> Result<Cut<'m>, RunnerError> {
+        model.program.validate()?;
+        let report = device.ops().claim(&model.program)?;
+        Ok(Cut {
+            model,
+            segments: segments(&report.claims, &model.program)?,
+            num_claims: report.claims.len(),
+            left: report.left,
+        })
+    }
+
+    /// The single nodes.
+    pub(crate) fn specs(&self) -> impl Iterator<Item = &'m OpSpec> {
+        let nodes = &self.model.program.nodes;
+        let alone = self.segments.iter().filter(|segment| segment.count == 1);
+        alone.map(|segment| &nodes[segment.first as usize].spec)
+    }
+
+    /// The regions.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = Program> {
+        let together = self.segments.iter().filter(|segment| segment.count > 1);
+        together.map(|segment| self.region(segment).0)
+    }
+
+    /// A region and the program's tensors that its own stand for.
+    fn region(&self, segment: &Claim) -> (Program, Vec<u16>) {
+        self.model
+            .program
+            .region(segment.first as usize, segment.count as usize)
+    }
+}
+
+/// Prepares and loads a program. `None` when ops are missing, which `preparer` has noted.
 pub(crate) fn compile(
     device: &dyn Device,
-    model: &ModelProgram,
+    cut: &Cut<'_>,
     weights: WeightSource<'_, '_>,
     places: &Places<'_>,
     preparer: &mut Preparer<'_>,
 ) -> Result<Option<CompiledProgram>, RunnerError> {
-    model.program.validate()?;
-    let report = device.ops().claim(&model.program)?;
-    let plan = segments(&report.claims, &model.program)?;
-    let (alone, together): (Vec<&Claim>, Vec<&Claim>) = plan.iter().partition(|segment| segment.count == 1);
-    let region = |segment: &Claim| model.program.region(segment.first as usize, segment.count as usize);
-    preparer.ahead(
-        alone
-            .iter()
-            .map(|segment| &model.program.nodes[segment.first as usize].spec),
-        together.into_iter().map(|segment| region(segment).0).collect(),
-    );
+    let model = cut.model;
     let mut ops: Vec<(Arc<dyn PreparedOp>, Vec<u16>, Claim)> = Vec::new();
     let mut complete = true;
-    for segment in plan {
-        let (first, count) = (segment.first as usize, segment.count as usize);
-        if count == 1 {
-            let node = &model.program.nodes[first];
+    for &segment in &cut.segments {
+        if segment.count == 1 {
+            let node = &model.program.nodes[segment.first as usize];
             match preparer.op(&node.spec)? {
                 Some(op) => ops.push((op, node.operands.clone(), segment)),
                 None => complete = false,
             }
         } else {
-            let (region, original) = region(&segment);
+            let (region, original) = cut.region(&segment);
             ops.push((preparer.region(region)?, original, segment));
         }
     }
@@ -187,8 +223,8 @@ pub(crate) fn compile(
         kv_operands,
         weights: (weights.clone(), buffers),
         scratch_bytes,
-        num_claims: report.claims.len(),
-        left: report.left,
+        num_claims: cut.num_claims,
+        left: cut.left.clone(),
     }))
 }
 

@@ -11,7 +11,7 @@ use halyard_platform_api::{BufferKind, CommunicatorId, DType, Device, QueueKind,
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 
 use crate::buckets::bucket_sizes;
-use crate::compile::{CompiledProgram, Places, WeightSource, compile};
+use crate::compile::{CompiledProgram, Cut, Places, WeightSource, compile};
 use crate::config::RunnerConfig;
 use crate::device_model::{DeviceModel, ModelMemory, Programs};
 use crate::error::RunnerError;
@@ -312,27 +312,45 @@ fn load_rank(
         activations,
         role: &role,
     };
-    let mut compile_one = |program: &ModelProgram, slots, preparer: &mut Preparer<'_>| {
+    let mut compile_one = |cut: &Cut<'_>, slots, preparer: &mut Preparer<'_>| {
         let weights = WeightSource::Files(files, &mut loader);
-        compile(&*device, program, weights, &places(slots), preparer)
+        compile(&*device, cut, weights, &places(slots), preparer)
     };
-    let ops = StepOps::prepare(&plan, &ring, &mut preparer)?;
-    let (forward, head) = std::thread::scope(|scope| {
+    // All that is compiled, at once: the longest decides how long it takes.
+    let cut = |program| Cut::of(&*device, program);
+    let (forward, head) = (cut(&forward)?, cut(&head)?);
+    let lora = lora
+        .as_ref()
+        .map(|(program, memory)| Ok::<_, RunnerError>((cut(program)?, memory)))
+        .transpose()?;
+    let hidden = hidden
+        .as_ref()
+        .map(|(program, slots)| Ok::<_, RunnerError>((cut(program)?, slots)))
+        .transpose()?;
+    let specs = StepOps::specs(&plan, &ring);
+    let cuts = || {
+        let others = lora.iter().map(|(cut, _)| cut).chain(hidden.iter().map(|(cut, _)| cut));
+        [&forward, &head].into_iter().chain(others)
+    };
+    let (forward, head, ops) = std::thread::scope(|scope| {
         let _reading = ahead.map(|ahead| ahead.start(scope));
+        let regions = cuts().flat_map(Cut::regions).collect();
+        preparer.ahead(specs.iter().chain(cuts().flat_map(Cut::specs)), regions);
+        let ops = StepOps::prepare(&plan, &specs, &mut preparer)?;
         let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
-        Ok::<_, RunnerError>((forward, compile_one(&head, &head_slots, &mut preparer)?))
+        Ok::<_, RunnerError>((forward, compile_one(&head, &head_slots, &mut preparer)?, ops))
     })?;
     let lora_forward = match (&lora, &forward) {
-        (Some((program, _)), Some(forward)) => {
+        (Some((cut, _)), Some(forward)) => {
             let weights = WeightSource::Shared(forward);
-            compile(&*device, program, weights, &places(&lora_slots), &mut preparer)?
+            compile(&*device, cut, weights, &places(&lora_slots), &mut preparer)?
         }
         _ => None,
     };
     let hidden_states = match (&hidden, &head) {
-        (Some((program, slots)), Some(head)) => {
+        (Some((cut, slots)), Some(head)) => {
             let weights = WeightSource::Shared(head);
-            let compiled = compile(&*device, program, weights, &places(slots), &mut preparer)?;
+            let compiled = compile(&*device, cut, weights, &places(slots), &mut preparer)?;
             compiled.map(|compiled| (compiled, slots[2].0))
         }
         _ => None,
@@ -343,7 +361,7 @@ fn load_rank(
         return Err(RunnerError::Internal("an op was missing and not listed"));
     };
     let lora_scratch = lora_forward.as_ref().map_or(0, |forward| forward.scratch_bytes);
-    let lora = lora.map(|(_, memory)| memory);
+    let lora = lora.map(|(_, memory)| memory.clone());
     if let (Some(options), Some(lora)) = (&plan.lora, &lora) {
         notes.push(format!(
             "lora: {} slots of rank {} in {:?}, {:.1} MB each; targets {}",

@@ -52,13 +52,7 @@ impl<'a> Preparer<'a> {
     pub(crate) fn ahead<'p>(&mut self, specs: impl Iterator<Item = &'p OpSpec>, regions: Vec<Program>) {
         let is_collective = |spec: &OpSpec| matches!(spec, OpSpec::Collective(_));
         let mut work: Vec<Work<'_>> = Vec::new();
-        let mut seen = HashSet::new();
-        for spec in specs.filter(|spec| !is_collective(spec)) {
-            let key = key(spec);
-            if !self.prepared.contains_key(&key) && seen.insert(key.clone()) {
-                work.push(Work::Op(key, spec));
-            }
-        }
+        // First, as they are longest.
         for region in regions {
             let is_known = self.programs.iter().any(|(known, _)| *known == region)
                 || work
@@ -66,6 +60,13 @@ impl<'a> Preparer<'a> {
                     .any(|other| matches!(other, Work::Region(other) if *other == region));
             if !is_known && !region.nodes.iter().any(|node| is_collective(&node.spec)) {
                 work.push(Work::Region(region));
+            }
+        }
+        let mut seen = HashSet::new();
+        for spec in specs.filter(|spec| !is_collective(spec)) {
+            let key = key(spec);
+            if !self.prepared.contains_key(&key) && seen.insert(key.clone()) {
+                work.push(Work::Op(key, spec));
             }
         }
         let threads = available_parallelism()

@@ -28,18 +28,11 @@ pub(crate) struct StepOps {
 }
 
 impl StepOps {
-    /// Prepares all of them. `None` when some are missing, which `preparer` has noted.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(crate) fn prepare(
-        plan: &Plan,
-        ring: &ResultRing,
-        preparer: &mut Preparer<'_>,
-    ) -> Result<Option<StepOps>, RunnerError> {
+    /// What they are, but for `copy_states`.
+    pub(crate) fn specs(plan: &Plan, ring: &ResultRing) -> [OpSpec; 8] {
         let c = &plan.capacities;
         let (max_seqs, max_tokens, vocab) = (c.max_seqs, c.max_tokens, c.vocab);
-        let specs: [OpSpec; 8] = [
+        [
             PrepareInputs { max_seqs, max_tokens }.into(),
             SlotMapping {
                 block_size: plan.options.block_size,
@@ -60,13 +53,23 @@ impl StepOps {
             }
             .into(),
             Copy { dtype: DType::F32 }.into(),
-        ];
-        preparer.ahead(specs.iter(), Vec::new());
+        ]
+    }
+
+    /// Prepares them, of [`StepOps::specs`]. `None` when some are missing, which `preparer` has noted.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn prepare(
+        plan: &Plan,
+        specs: &[OpSpec; 8],
+        preparer: &mut Preparer<'_>,
+    ) -> Result<Option<StepOps>, RunnerError> {
         let mut ops = Vec::with_capacity(specs.len());
-        for spec in &specs {
+        for spec in specs {
             ops.push(preparer.op(spec)?);
         }
-        let copy_states = match c.hidden_states {
+        let copy_states = match plan.capacities.hidden_states {
             Some((_, dtype)) => preparer.op(&Copy { dtype }.into())?,
             None => None,
         };
