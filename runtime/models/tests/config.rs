@@ -447,6 +447,17 @@ fn rope_tables_hold_cosines_then_sines() {
     let frequency = rope.inverse_frequencies(3)[1];
     assert!((table[2 * 16 + 1] - (2.0 * frequency).cos()).abs() < 1e-6);
     assert!((table[2 * 16 + 8 + 1] - (2.0 * frequency).sin()).abs() < 1e-6);
+    // Rows that several threads fill.
+    let long = rope.table(3_001);
+    assert_eq!(long[..3 * 16], table);
+    for position in [1_023, 1_024, 1_500, 2_048, 3_000] {
+        let angle = position as f32 * frequency;
+        let (cosine, sine) = (long[position * 16 + 1], long[position * 16 + 8 + 1]);
+        assert!(
+            (cosine - angle.cos()).abs() < 1e-6 && (sine - angle.sin()).abs() < 1e-6,
+            "{position}"
+        );
+    }
 }
 
 #[test]

@@ -53,11 +53,11 @@ impl ModelTensors<'_> {
         let mut tables = Vec::new();
         for rope in &files.description.ropes {
             let tensor = self.tensor(DType::F32, &[positions, rope.rotary_dim as u32])?;
-            let bytes: Vec<u8> = rope
-                .table(positions as usize)
-                .iter()
-                .flat_map(|v| v.to_le_bytes())
-                .collect();
+            let table = rope.table(positions as usize);
+            let mut bytes = vec![0; size_of_val(&table[..])];
+            for (to, value) in bytes.chunks_exact_mut(size_of::<f32>()).zip(&table) {
+                to.copy_from_slice(&value.to_le_bytes());
+            }
             if let Some(buffer) = self.buffers.last() {
                 buffer.write(0, &bytes)?;
             }

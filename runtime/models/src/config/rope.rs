@@ -5,11 +5,15 @@
 
 use std::f64::consts::PI;
 use std::path::Path;
+use std::thread::available_parallelism;
 
 use halyard_platform_api::ops::RopeStyle;
 
 use super::limits::bad;
 use crate::error::Result;
+
+/// Least rows of a table that a thread is worth.
+const ROWS_OF_A_THREAD: usize = 1024;
 
 /// YaRN (Peng et al. 2023, arXiv 2309.00071).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -229,14 +233,29 @@ impl RopeDescription {
     pub fn table(&self, max_positions: usize) -> Vec<f32> {
         let frequencies = self.inverse_frequencies(max_positions);
         let factor = self.attention_factor();
-        let mut table = Vec::with_capacity(max_positions * self.rotary_dim);
-        for position in 0..max_positions {
+        let fill = |position: usize, row: &mut [f32]| {
             let factor = self.position_scale.map_or(factor, |scale| factor * scale.at(position));
-            // The angle is rounded to f32, as Hugging Face's is; its cosine is then exact to the last bit.
-            let angles = frequencies.iter().map(|f| f64::from(position as f32 * f));
-            table.extend(angles.clone().map(|a| a.cos() as f32 * factor));
-            table.extend(angles.map(|a| a.sin() as f32 * factor));
-        }
+            let (cosines, sines) = row.split_at_mut(frequencies.len());
+            for ((cosine, sine), f) in cosines.iter_mut().zip(sines).zip(&frequencies) {
+                // The angle is rounded to f32, as Hugging Face's is; its cosine is then exact to the last bit.
+                let (s, c) = f64::from(position as f32 * f).sin_cos();
+                (*cosine, *sine) = (c as f32 * factor, s as f32 * factor);
+            }
+        };
+        let mut table = vec![0.0; max_positions * self.rotary_dim];
+        // One thread would take a fifth of a start for the table of a long context.
+        let threads = available_parallelism().map_or(1, |n| n.get());
+        let rows = max_positions.div_ceil(threads).max(ROWS_OF_A_THREAD);
+        std::thread::scope(|scope| {
+            for (part, values) in table.chunks_mut(rows * self.rotary_dim).enumerate() {
+                let fill = &fill;
+                scope.spawn(move || {
+                    for (row, values) in values.chunks_mut(self.rotary_dim).enumerate() {
+                        fill(part * rows + row, values);
+                    }
+                });
+            }
+        });
         table
     }
 }
