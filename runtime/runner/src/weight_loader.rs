@@ -63,6 +63,8 @@ pub(crate) struct WeightLoader<'a> {
     staging: [Option<Arc<dyn Buffer>>; 3],
     can_fill: bool,
     can_quantise: bool,
+    /// Scratch that the queue has for it.
+    scratch: u64,
     progress: &'a mut dyn FnMut(u64),
     ahead: Option<&'a ReadAhead<'a>>,
     pub bytes: u64,
@@ -83,6 +85,7 @@ impl<'a> WeightLoader<'a> {
             staging: [None, None, None],
             can_fill: true,
             can_quantise: true,
+            scratch: 0,
             progress,
             ahead,
             bytes: 0,
@@ -340,7 +343,11 @@ impl<'a> WeightLoader<'a> {
             }
         }
         let scratch = ops.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0);
-        self.queue.reserve_scratch(scratch)?;
+        // Platforms take it for the end of loading and give back what uploads need: not for each matrix.
+        if scratch > self.scratch {
+            self.queue.reserve_scratch(scratch)?;
+            self.scratch = scratch;
+        }
         let commands = encoder.finish()?;
         let number = self.queue.submit(&[commands.id()], &[])?;
         self.queue.wait(number, WAIT_NS)?;

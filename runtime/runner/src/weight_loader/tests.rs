@@ -1,11 +1,14 @@
 //! Progress, pieces and bounds of packing.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use halyard_models::weights::{self, MlpLinear};
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles, Rounding, WeightQuantization};
 use halyard_platform_api::ops::{Epilogue, Linear};
-use halyard_platform_api::{Error, OpId, Platform, PreparedInfo, QueueKind};
+use halyard_platform_api::{
+    CommandId, Encoder, Error, OpId, Platform, PreparedInfo, QueueId, QueueKind, QueueWait, StepWrite,
+};
 
 use super::*;
 
@@ -27,6 +30,44 @@ impl PreparedOp for HostOnly<'_> {
 
     fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<(), Error> {
         self.0.pack_weight(node, rows, dst)
+    }
+}
+
+/// A queue whose scratch may only grow: platforms take each call for the end of loading.
+struct Growing<'a> {
+    inner: &'a dyn Queue,
+    scratch: AtomicU64,
+}
+
+impl Queue for Growing<'_> {
+    fn id(&self) -> QueueId {
+        self.inner.id()
+    }
+
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>, Error> {
+        self.inner.create_encoder(mode)
+    }
+
+    fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64, Error> {
+        self.inner.submit(commands, waits)
+    }
+
+    fn completed(&self) -> u64 {
+        self.inner.completed()
+    }
+
+    fn wait(&self, number: u64, timeout_ns: u64) -> Result<(), Error> {
+        self.inner.wait(number, timeout_ns)
+    }
+
+    fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<(), Error> {
+        self.inner.write_step(writes)
+    }
+
+    fn reserve_scratch(&self, bytes: u64) -> Result<(), Error> {
+        let before = self.scratch.swap(bytes, Ordering::Relaxed);
+        assert!(bytes > before, "{bytes} bytes of scratch where {before} are there");
+        self.inner.reserve_scratch(bytes)
     }
 }
 
@@ -57,8 +98,12 @@ fn packed(device: &dyn Device, role: Role, load: impl Fn(&mut WeightLoader<'_>, 
     let buffer = device.create_buffer(bytes, BufferKind::Device).expect("memory");
     let dst = Tensor::contiguous(buffer.id(), 0, DType::U8, &[bytes as u32]);
     let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+    let queue = Growing {
+        inner: &*queue,
+        scratch: AtomicU64::new(0),
+    };
     let mut progress = |_| {};
-    let mut loader = WeightLoader::new(device, &*queue, &mut progress, None);
+    let mut loader = WeightLoader::new(device, &queue, &mut progress, None);
     let target = Target {
         op: &*op,
         node: 0,
