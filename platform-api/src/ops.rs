@@ -215,8 +215,17 @@ macro_rules! catalogue {
 
             /// The descriptor's wire bytes (a struct that starts with its size). Equal specs have equal bytes.
             pub fn wire_bytes(&self) -> Vec<u8> {
+                self.wire_bytes_for(u32::MAX)
+            }
+
+            /// The same for a reader of minor version `minor` of the ops interface.
+            pub(crate) fn wire_bytes_for(&self, minor: u32) -> Vec<u8> {
                 match self {
-                    $( OpSpec::$name(op) => $crate::abi::struct_bytes(&op.to_wire()), )*
+                    $( OpSpec::$name(op) => {
+                        let mut wire = op.to_wire();
+                        $crate::abi::AbiLayout::for_minor(&mut wire, minor);
+                        $crate::abi::struct_bytes(&wire)
+                    } )*
                     OpSpec::Vendor(op) => op.descriptor.clone(),
                     OpSpec::Unknown(op) => op.descriptor.clone(),
                 }

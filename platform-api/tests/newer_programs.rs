@@ -40,7 +40,7 @@ struct Two {
 
 impl Two {
     fn new() -> Two {
-        let bytes = SpecBytes::new(&add());
+        let bytes = SpecBytes::new(&add(), u32::MAX);
         let tensors = (0..4).map(|storage| {
             let mut tensor = TensorDeclWire::zeroed();
             tensor.struct_size = size_of::<Newer<TensorDeclWire>>() as u32;
@@ -65,7 +65,7 @@ impl Two {
 
     /// As a plugin of today reads it.
     fn read(&self) -> halyard_platform_api::Result<Program> {
-        let today = SpecBytes::new(&add());
+        let today = SpecBytes::new(&add(), u32::MAX);
         let (plain_spec, plain_operands, plain_access) = (today.wire(), [0u16, 1, 2], [1u8, 1, 2]);
         let mut plain = Newer::new(NodeWire::zeroed());
         plain.known.struct_size = size_of_val(&plain) as u32;

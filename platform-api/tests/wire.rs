@@ -10,9 +10,9 @@ use halyard_platform_api::abi::{
     struct_bytes, struct_from_bytes, write_struct,
 };
 use halyard_platform_api::hooks::records::CacheWire;
-use halyard_platform_api::ops::{Add, Cast, OpSpec, VendorOp};
+use halyard_platform_api::ops::{Add, Cast, MoeLinear, OpSpec, VendorOp};
 use halyard_platform_api::program::{Node, TensorDecl};
-use halyard_platform_api::{Capabilities, DType, DTypeSet, DeviceInfo, Error, Program, Status};
+use halyard_platform_api::{Capabilities, DType, DTypeSet, DeviceInfo, Error, Program, Status, WeightFormat};
 
 fn memory_info() -> MemoryInfoWire {
     let mut info = MemoryInfoWire::zeroed();
@@ -54,11 +54,46 @@ fn every_op_survives_the_wire() {
     for (code, bytes, spec) in &all {
         assert_eq!(spec.code(), *code, "{}", spec.name());
         assert_eq!(spec.wire_bytes(), *bytes, "{}", spec.name());
-        let owner = SpecBytes::new(spec);
+        let owner = SpecBytes::new(spec, u32::MAX);
         let wire = owner.wire();
         // SAFETY: `owner` outlives the call.
         let back = unsafe { read_spec(&wire) };
         assert_eq!(back.as_ref(), Ok(spec));
+    }
+}
+
+#[test]
+fn a_permission_is_not_shown_to_who_does_not_know_it() {
+    let spec = MoeLinear {
+        in_features: 32,
+        out_features: 8,
+        num_experts: 4,
+        top_k: 2,
+        weight: WeightFormat::Q4_0,
+        dtype: DType::F32,
+        max_tokens: 1,
+        first_expert: 0,
+        total_experts: 0,
+        allow_quantized_act: true,
+    };
+    let exact = MoeLinear {
+        allow_quantized_act: false,
+        ..spec.clone()
+    };
+    let program = Program {
+        tensors: (0..4)
+            .map(|storage| TensorDecl::whole(DType::F32, false, storage))
+            .collect(),
+        nodes: vec![Node::new(spec.clone(), vec![0, 1, 2, 3])],
+    };
+    for (minor, shown) in [(4, &spec), (3, &exact)] {
+        let owner = SpecBytes::new(&spec.clone().into(), minor);
+        // SAFETY: `owner` outlives the call.
+        assert_eq!(unsafe { read_spec(&owner.wire()) }, Ok(shown.clone().into()));
+        let owner = ProgramBytes::new(&program, minor);
+        // SAFETY: as above.
+        let read = unsafe { read_program(&owner.wire()) }.expect("valid");
+        assert_eq!(read.nodes[0].spec, shown.clone().into(), "a reader of ops 0.{minor}");
     }
 }
 
@@ -69,7 +104,7 @@ fn a_vendor_op_survives_the_wire() {
         version: 3,
         descriptor: vec![5, 0, 0, 0, 9],
     });
-    let owner = SpecBytes::new(&spec);
+    let owner = SpecBytes::new(&spec, u32::MAX);
     // SAFETY: `owner` outlives the call.
     assert_eq!(unsafe { read_spec(&owner.wire()) }, Ok(spec));
 }

@@ -22,24 +22,19 @@ pub struct SpecBytes {
     code: u32,
     version: u32,
     descriptor: Vec<u8>,
+    minor: u32,
 }
 
 impl SpecBytes {
-    /// The wire bytes of `spec`.
-    pub fn new(spec: &OpSpec) -> SpecBytes {
+    /// The wire bytes of `spec` for a reader of minor version `minor` of its interface.
+    pub fn new(spec: &OpSpec, minor: u32) -> SpecBytes {
         SpecBytes {
             name: spec.name().to_string(),
             code: spec.code(),
             version: spec.version(),
-            descriptor: spec.wire_bytes(),
+            descriptor: spec.wire_bytes_for(minor),
+            minor,
         }
-    }
-
-    /// The wire form for a reader of minor version `minor` of its interface, valid while `self` is.
-    pub fn wire_for(&self, minor: u32) -> OpSpecWire {
-        let mut wire = self.wire();
-        wire.for_minor(minor);
-        wire
     }
 
     /// The wire form, valid while `self` is.
@@ -50,6 +45,7 @@ impl SpecBytes {
         wire.name = Str::new(&self.name);
         wire.descriptor = self.descriptor.as_ptr();
         wire.descriptor_len = self.descriptor.len() as u64;
+        wire.for_minor(self.minor);
         wire
     }
 }
@@ -147,8 +143,9 @@ pub struct ProgramBytes {
 impl ProgramBytes {
     /// The wire bytes of `program` for a reader of minor version `minor` of the ops interface.
     pub fn new(program: &Program, minor: u32) -> ProgramBytes {
-        let bytes: Vec<SpecBytes> = program.nodes.iter().map(|node| SpecBytes::new(&node.spec)).collect();
-        let specs: Vec<OpSpecWire> = bytes.iter().map(|bytes| bytes.wire_for(minor)).collect();
+        let spec_bytes = |node: &Node| SpecBytes::new(&node.spec, minor);
+        let bytes: Vec<SpecBytes> = program.nodes.iter().map(spec_bytes).collect();
+        let specs: Vec<OpSpecWire> = bytes.iter().map(SpecBytes::wire).collect();
         let operands: Vec<(Vec<u16>, Vec<u8>)> = program
             .nodes
             .iter()

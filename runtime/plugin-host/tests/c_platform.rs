@@ -151,7 +151,7 @@ fn a_descriptor_with_fields_the_other_side_does_not_know_is_refused() {
         version: 1,
         descriptor: [&16u32.to_ne_bytes()[..], &[0; 8], &[1, 0, 0, 0]].concat(),
     });
-    let bytes = SpecBytes::new(&spec);
+    let bytes = SpecBytes::new(&spec, u32::MAX);
     let mut wire = bytes.wire();
     wire.code = Add::CODE;
     // SAFETY: `bytes` outlives the call.

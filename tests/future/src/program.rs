@@ -21,7 +21,7 @@ pub struct LaterSpec {
 impl LaterSpec {
     /// A spec of today as a later host sends it.
     pub fn new(spec: &OpSpec) -> LaterSpec {
-        let bytes = SpecBytes::new(spec);
+        let bytes = SpecBytes::new(spec, u32::MAX);
         // SAFETY: the wire form points into `bytes`.
         let read = unsafe { LaterSpec::read(&bytes.wire()) };
         LaterSpec {

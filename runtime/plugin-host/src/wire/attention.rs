@@ -68,8 +68,8 @@ impl HostDevice {
     fn ask(&self, backend: u32, spec: OpSpec) -> Result<()> {
         let table = self.attention_table()?;
         self.check_backend(backend)?;
-        let bytes = SpecBytes::new(&spec);
-        let wire = bytes.wire_for(table.minor);
+        let bytes = SpecBytes::new(&spec, table.minor);
+        let wire = bytes.wire();
         // SAFETY: a live device, a spec that `bytes` keeps.
         call(&self.open.name, |err| unsafe {
             slot(table.support)(self.open.handle.0, &wire, err)
@@ -79,8 +79,8 @@ impl HostDevice {
     fn ask_plan(&self, backend: u32, spec: OpSpec) -> Result<AttentionPlan> {
         let table = self.attention_table()?;
         self.check_backend(backend)?;
-        let bytes = SpecBytes::new(&spec);
-        let wire = bytes.wire_for(table.minor);
+        let bytes = SpecBytes::new(&spec, table.minor);
+        let wire = bytes.wire();
         let mut out = AttentionPlanWire::zeroed();
         // SAFETY: a live device, a spec that `bytes` keeps, sized output.
         call(&self.open.name, |err| unsafe {

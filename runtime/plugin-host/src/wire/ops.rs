@@ -19,8 +19,8 @@ const IMPLEMENTATION_BYTES: usize = 256;
 impl OpRegistry for HostDevice {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
         let open = &*self.open;
-        let bytes = SpecBytes::new(spec);
-        let wire = bytes.wire_for(open.tables.ops.minor);
+        let bytes = SpecBytes::new(spec, open.tables.ops.minor);
+        let wire = bytes.wire();
         let mut text = [0; IMPLEMENTATION_BYTES];
         let mut out = OpSupportWire::zeroed();
         out.implementation = text.as_mut_ptr();
@@ -38,8 +38,8 @@ impl OpRegistry for HostDevice {
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
         let open = &self.open;
-        let bytes = SpecBytes::new(spec);
-        let wire = bytes.wire_for(open.tables.ops.minor);
+        let bytes = SpecBytes::new(spec, open.tables.ops.minor);
+        let wire = bytes.wire();
         // SAFETY: a live device, a spec that `bytes` keeps, sized output.
         prepare_with(open, vec![WeightShape::of(spec)], |out, err| unsafe {
             slot(open.tables.ops.prepare)(open.handle.0, &wire, out, err)
