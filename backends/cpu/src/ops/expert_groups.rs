@@ -29,8 +29,9 @@ const ALIGNMENT: usize = 64;
 pub(super) fn scratch_bytes(acts: Acts, choices: usize, num_experts: usize, k: usize) -> usize {
     let groups = choices.min(num_experts + choices / GROUP);
     let choice = acts.bytes(GROUP, k) / GROUP;
-    // A group's last tile may have room for 15 more.
-    choices * choice + groups * (15 * choice + ALIGNMENT)
+    // Where tiles are whole, a group's last one may have room for all choices but one.
+    let room = acts.bytes(GROUP + 1, k) - (GROUP + 1) * choice;
+    choices * choice + groups * (room + ALIGNMENT)
 }
 
 /// Choices of one expert that one product serves: places in [`Groups::choices`].
