@@ -85,10 +85,17 @@ pub(crate) enum WeightSource<'a, 'l> {
     Shared(&'a CompiledProgram),
 }
 
+/// What is prepared as one op.
+struct Segment {
+    nodes: Claim,
+    /// Of several nodes: a program of their own, and the tensors that its own stand for.
+    region: Option<(Program, Vec<u16>)>,
+}
+
 /// A program cut into what is prepared as one op: the regions that the platform claims, and the nodes between them.
 pub(crate) struct Cut<'m> {
     model: &'m ModelProgram,
-    segments: Vec<Claim>,
+    segments: Vec<Segment>,
     /// Regions that the platform claims.
     num_claims: usize,
     /// Why others were left.
@@ -103,9 +110,14 @@ impl<'m> Cut<'m> {
     pub(crate) fn of(device: &dyn Device, model: &'m ModelProgram) -> Result<Cut<'m>, RunnerError> {
         model.program.validate()?;
         let report = device.ops().claim(&model.program)?;
+        let program = &model.program;
+        let segment = |nodes: Claim| Segment {
+            region: (nodes.count > 1).then(|| program.region(nodes.first as usize, nodes.count as usize)),
+            nodes,
+        };
         Ok(Cut {
             model,
-            segments: segments(&report.claims, &model.program)?,
+            segments: segments(&report.claims, program)?.into_iter().map(segment).collect(),
             num_claims: report.claims.len(),
             left: report.left,
         })
@@ -114,21 +126,14 @@ impl<'m> Cut<'m> {
     /// The single nodes.
     pub(crate) fn specs(&self) -> impl Iterator<Item = &'m OpSpec> {
         let nodes = &self.model.program.nodes;
-        let alone = self.segments.iter().filter(|segment| segment.count == 1);
-        alone.map(|segment| &nodes[segment.first as usize].spec)
+        let alone = self.segments.iter().filter(|segment| segment.region.is_none());
+        alone.map(|segment| &nodes[segment.nodes.first as usize].spec)
     }
 
     /// The regions.
-    pub(crate) fn regions(&self) -> impl Iterator<Item = Program> {
-        let together = self.segments.iter().filter(|segment| segment.count > 1);
-        together.map(|segment| self.region(segment).0)
-    }
-
-    /// A region and the program's tensors that its own stand for.
-    fn region(&self, segment: &Claim) -> (Program, Vec<u16>) {
-        self.model
-            .program
-            .region(segment.first as usize, segment.count as usize)
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &Program> {
+        let regions = self.segments.iter().filter_map(|segment| segment.region.as_ref());
+        regions.map(|(region, _)| region)
     }
 }
 
@@ -143,16 +148,15 @@ pub(crate) fn compile(
     let model = cut.model;
     let mut ops: Vec<(Arc<dyn PreparedOp>, Vec<u16>, Claim)> = Vec::new();
     let mut complete = true;
-    for &segment in &cut.segments {
-        if segment.count == 1 {
-            let node = &model.program.nodes[segment.first as usize];
-            match preparer.op(&node.spec)? {
-                Some(op) => ops.push((op, node.operands.clone(), segment)),
-                None => complete = false,
-            }
-        } else {
-            let (region, original) = cut.region(&segment);
-            ops.push((preparer.region(region)?, original, segment));
+    for Segment { nodes, region } in &cut.segments {
+        if let Some((region, original)) = region {
+            ops.push((preparer.region(region)?, original.clone(), *nodes));
+            continue;
+        }
+        let node = &model.program.nodes[nodes.first as usize];
+        match preparer.op(&node.spec)? {
+            Some(op) => ops.push((op, node.operands.clone(), *nodes)),
+            None => complete = false,
         }
     }
     if !complete {

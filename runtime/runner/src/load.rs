@@ -319,14 +319,14 @@ fn load_rank(
     // All that is compiled, at once: the longest decides how long it takes.
     let cut = |program| Cut::of(&*device, program);
     let (forward, head) = (cut(&forward)?, cut(&head)?);
-    let lora = lora
-        .as_ref()
-        .map(|(program, memory)| Ok::<_, RunnerError>((cut(program)?, memory)))
-        .transpose()?;
-    let hidden = hidden
-        .as_ref()
-        .map(|(program, slots)| Ok::<_, RunnerError>((cut(program)?, slots)))
-        .transpose()?;
+    let lora = match &lora {
+        Some((program, memory)) => Some((cut(program)?, memory)),
+        None => None,
+    };
+    let hidden = match &hidden {
+        Some((program, slots)) => Some((cut(program)?, slots)),
+        None => None,
+    };
     let specs = StepOps::specs(&plan, &ring);
     let cuts = || {
         let others = lora.iter().map(|(cut, _)| cut).chain(hidden.iter().map(|(cut, _)| cut));
@@ -334,8 +334,8 @@ fn load_rank(
     };
     let (forward, head, ops) = std::thread::scope(|scope| {
         let _reading = ahead.map(|ahead| ahead.start(scope));
-        let regions = cuts().flat_map(Cut::regions).collect();
-        preparer.ahead(specs.iter().chain(cuts().flat_map(Cut::specs)), regions);
+        let nodes = cuts().flat_map(Cut::specs);
+        preparer.ahead(specs.iter().chain(nodes), cuts().flat_map(Cut::regions));
         let ops = StepOps::prepare(&plan, &specs, &mut preparer)?;
         let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
         Ok::<_, RunnerError>((forward, compile_one(&head, &head_slots, &mut preparer)?, ops))

@@ -23,7 +23,7 @@ fn key(spec: &OpSpec) -> Key {
 /// Something to prepare ahead of its turn.
 enum Work<'p> {
     Op(Key, &'p OpSpec),
-    Region(Program),
+    Region(&'p Program),
 }
 
 /// Prepares ops, each equal spec once.
@@ -49,12 +49,16 @@ impl<'a> Preparer<'a> {
 
     /// Prepares ops and regions on several threads. [`Preparer::op`] and [`Preparer::region`] then find them;
     /// they try again what failed, and tell why. Collectives are left to them: ranks prepare those in one order.
-    pub(crate) fn ahead<'p>(&mut self, specs: impl Iterator<Item = &'p OpSpec>, regions: Vec<Program>) {
+    pub(crate) fn ahead<'p>(
+        &mut self,
+        specs: impl Iterator<Item = &'p OpSpec>,
+        regions: impl Iterator<Item = &'p Program>,
+    ) {
         let is_collective = |spec: &OpSpec| matches!(spec, OpSpec::Collective(_));
         let mut work: Vec<Work<'_>> = Vec::new();
         // First, as they are longest.
         for region in regions {
-            let is_known = self.programs.iter().any(|(known, _)| *known == region)
+            let is_known = self.programs.iter().any(|(known, _)| known == region)
                 || work
                     .iter()
                     .any(|other| matches!(other, Work::Region(other) if *other == region));
@@ -94,7 +98,7 @@ impl<'a> Preparer<'a> {
         for (work, op) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
             match work {
                 Work::Op(key, _) => drop(self.prepared.insert(key.clone(), op)),
-                Work::Region(region) => self.programs.push((region.clone(), op)),
+                Work::Region(region) => self.programs.push(((*region).clone(), op)),
             }
         }
     }
@@ -137,12 +141,12 @@ impl<'a> Preparer<'a> {
     }
 
     /// The prepared op of a region.
-    pub(crate) fn region(&mut self, region: Program) -> Result<Arc<dyn PreparedOp>, RunnerError> {
-        if let Some((_, op)) = self.programs.iter().find(|(known, _)| *known == region) {
+    pub(crate) fn region(&mut self, region: &Program) -> Result<Arc<dyn PreparedOp>, RunnerError> {
+        if let Some((_, op)) = self.programs.iter().find(|(known, _)| known == region) {
             return Ok(op.clone());
         }
-        let op = self.device.ops().prepare_program(&region)?;
-        self.programs.push((region, op.clone()));
+        let op = self.device.ops().prepare_program(region)?;
+        self.programs.push((region.clone(), op.clone()));
         Ok(op)
     }
 
