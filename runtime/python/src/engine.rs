@@ -2,10 +2,9 @@
 //! interpreter's lock.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use halyard_engine::{
@@ -35,6 +34,8 @@ pub struct Engine {
     owner: u32,
     platform: String,
     next_stream: AtomicU64,
+    /// Held while an adapter is looked for and added: of requests that bring the same new one, the first adds it.
+    adding: Mutex<()>,
     engine: Here<EngineHandle>,
     runtime: Here<Runtime>,
 }
@@ -94,10 +95,10 @@ fn interruptible<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + S
         .name("halyard-load".into())
         .spawn(move || sender.send(work()))?;
     // Receivers are for one thread; this one is not given away while the lock is.
-    let receiver = std::sync::Mutex::new(receiver);
+    let receiver = Mutex::new(receiver);
     loop {
         let received = py.detach(|| {
-            let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let receiver = receiver.lock().unwrap_or_else(PoisonError::into_inner);
             receiver.recv_timeout(SIGNAL_PERIOD)
         });
         match received {
@@ -130,6 +131,7 @@ impl Engine {
             owner,
             platform,
             next_stream: AtomicU64::new(0),
+            adding: Mutex::new(()),
             engine: Here::new(owner, engine),
             runtime: Here::new(owner, runtime),
         })
@@ -258,17 +260,21 @@ impl Engine {
         ))
     }
 
-    /// Makes an adapter known by a name.
-    fn add_lora(&self, py: Python<'_>, name: &str, folder: PathBuf) -> PyResult<()> {
+    /// Makes an adapter known by a name, unless there is one of that name.
+    fn ensure_lora(&self, py: Python<'_>, name: &str, folder: PathBuf) -> PyResult<()> {
         let engine = self.engine.of()?;
-        py.detach(|| engine.add_adapter(name, AdapterSource::Folder(folder)))
-            .map_err(value_error)
-    }
-
-    /// Names of the adapters that are known.
-    fn loras(&self) -> PyResult<Vec<String>> {
-        let adapters = self.engine.of()?.adapters();
-        Ok(adapters.into_iter().map(|adapter| adapter.name).collect())
+        // Without the lock, so that a known adapter does not wait for the files of another.
+        if engine.has_adapter(name) {
+            return Ok(());
+        }
+        py.detach(|| {
+            let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+            if engine.has_adapter(name) {
+                return Ok(());
+            }
+            engine.add_adapter(name, AdapterSource::Folder(folder))
+        })
+        .map_err(value_error)
     }
 
     /// Raises when the engine does not run.

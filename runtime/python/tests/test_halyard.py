@@ -383,11 +383,19 @@ class Streaming(unittest.IsolatedAsyncioTestCase):
             stream = engine.generate(prompt_of(case), SamplingParams(**GREEDY), case["name"], lora_request=request)
             return [output async for output in stream][-1]
 
+        def bring(new, start):
+            start.wait()
+            engine._engine.ensure_lora(new, ADAPTERS["rank16"])
+
         try:
             cases = adapter_cases("rank16")
             for case, output in zip(cases, await asyncio.gather(*map(ask, cases)), strict=True):
                 self.assertEqual(output.outputs[0].token_ids, case["hf_fp32"]["ids"], case["name"])
                 self.assertEqual(output.lora_request, request)
+            # Who comes while another adds it waits, and adds nothing.
+            for at in range(50):
+                start = threading.Barrier(4)
+                await asyncio.gather(*(asyncio.to_thread(bring, f"new {at}", start) for _ in range(4)))
         finally:
             engine.shutdown()
 

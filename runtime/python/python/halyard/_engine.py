@@ -99,8 +99,8 @@ class EngineOwner:
     ) -> Request:
         text, ids, salt = _prompts.read(prompt, self._engine.encode)
         wire = params._wire(self._engine.encode)
-        if lora is not None and lora.lora_name not in self._engine.loras():
-            self._engine.add_lora(lora.lora_name, lora.lora_path)
+        if lora is not None:
+            self._engine.ensure_lora(lora.lora_name, lora.lora_path)
         stream = self._engine.submit(
             request_id,
             ids,
