@@ -274,9 +274,7 @@ impl Driver for CudaDriver {
     }
 
     fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
-        let arch = &self.facts.arch;
-        let own = [&format!("--gpu-architecture={arch}"), "--std=c++17"];
-        libraries::nvrtc()?.compile(arch, name, text, &own, options)
+        libraries::compile(name, text, options, &self.facts.arch)
     }
 
     fn compiler(&self) -> Result<String> {

@@ -76,6 +76,13 @@ fn name(ordinal: i32) -> Result<String> {
     }
 }
 
+/// What the compiler is asked for, for a compute capability (as major · 10 + minor).
+pub fn arch(capability: u32) -> String {
+    // From Hopper on the instructions of just this generation need the suffix.
+    let suffix = if capability >= 90 { "a" } else { "" };
+    format!("sm_{capability}{suffix}")
+}
+
 /// Facts of a device.
 pub(crate) fn facts(ordinal: i32) -> Result<Facts> {
     let capability = capability(ordinal)?;
@@ -84,12 +91,10 @@ pub(crate) fn facts(ordinal: i32) -> Result<Facts> {
     check("cuDeviceTotalMem_v2", unsafe {
         cuda::cuDeviceTotalMem_v2(&mut total, ordinal)
     })?;
-    // From Hopper on the instructions of just this generation need the suffix.
-    let suffix = if capability >= 90 { "a" } else { "" };
     Ok(Facts {
         name: name(ordinal)?,
         detail: detail(capability),
-        arch: format!("sm_{capability}{suffix}"),
+        arch: arch(capability),
         capability,
         num_sms: attribute(ordinal, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         warp_size: attribute(ordinal, Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,

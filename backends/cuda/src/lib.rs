@@ -11,8 +11,15 @@ mod tuning;
 
 use std::sync::Arc;
 
-use halyard_gpu::{Driver, Facts, GpuDevice, KV_DTYPES_WITH_CODES, device_info, no_such_device};
+use halyard_gpu::{
+    Driver, Facts, GpuDevice, KV_DTYPES_WITH_CODES, Modules, PrebuiltKernels, beside_this_library, device_info,
+    no_such_device,
+};
 use halyard_platform_api::{Device, DeviceInfo, OpenOptions, Platform, Result};
+
+pub use crate::facts::arch;
+pub use crate::libraries::compile;
+pub use crate::product::takes;
 
 use crate::driver::CudaDriver;
 
@@ -20,8 +27,11 @@ use crate::driver::CudaDriver;
 #[derive(Default)]
 pub struct CudaPlatform;
 
+/// The file of kernels that were compiled ahead, beside the library.
+pub const PREBUILT_KERNELS: &str = "libhalyard_cuda.kernels";
+
 /// The facts of a device.
-fn info(facts: &Facts) -> DeviceInfo {
+pub fn info(facts: &Facts) -> DeviceInfo {
     DeviceInfo {
         kv_dtypes: KV_DTYPES_WITH_CODES,
         ..device_info(facts)
@@ -47,7 +57,9 @@ impl Platform for CudaPlatform {
         };
         let driver = Arc::new(CudaDriver::open(ordinal, options)?);
         let info = info(driver.facts());
-        Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
+        let prebuilt = beside_this_library(PREBUILT_KERNELS).and_then(|path| PrebuiltKernels::open(&path));
+        let modules = Modules::new(prebuilt, env::cache_folder(options));
+        Ok(GpuDevice::open(driver, info, modules)?)
     }
 }
 

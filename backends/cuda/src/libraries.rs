@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use cudarc::driver::sys as cuda;
-use halyard_gpu::{CollectiveLibrary, Library, RunTimeCompiler};
+use halyard_gpu::{CollectiveLibrary, KernelText, Library, RunTimeCompiler};
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::env::{named_library_folders, usual_library_folders};
@@ -130,6 +130,15 @@ pub(crate) fn nvrtc() -> Result<&'static RunTimeCompiler> {
     static COMPILER: OnceLock<Result<RunTimeCompiler>> = OnceLock::new();
     let find = || RunTimeCompiler::in_library(open(&NVRTC)?, "nvrtc", "CUBIN");
     COMPILER.get_or_init(find).as_ref().map_err(Error::clone)
+}
+
+/// Compiles a kernel file for an architecture.
+///
+/// # Errors
+/// Those of [`RunTimeCompiler::compile`]; `Unavailable` naming the compiler and how to get it.
+pub fn compile(name: &str, text: KernelText, options: &[String], arch: &str) -> Result<Vec<u8>> {
+    let own = [&format!("--gpu-architecture={arch}"), "--std=c++17"];
+    nvrtc()?.compile(arch, name, text, &own, options)
 }
 
 /// Makes matrix products known to the process: a library that is open is found by its bare name, and so by the

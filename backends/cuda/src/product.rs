@@ -192,7 +192,7 @@ fn is_eight_bit(spec: &ProductSpec) -> bool {
 }
 
 /// Whether the library has such products at all.
-fn takes(spec: &ProductSpec) -> bool {
+pub fn takes(spec: &ProductSpec) -> bool {
     let outs: &[DType] = match spec.act {
         DType::F32 => &[DType::F32],
         DType::F16 => &[DType::F16, DType::F32],

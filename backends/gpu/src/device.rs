@@ -1,7 +1,6 @@
 //! The device: its facts, its objects, and the registries.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -95,17 +94,17 @@ pub fn no_such_device(index: u32, loader: &str, count: usize, hint: &str) -> Err
 }
 
 impl GpuDevice {
-    /// Opens the device behind `driver`, which says `info` of itself (from [`device_info`], less what it lacks);
-    /// compiled kernels are kept in `cache` where there is one.
+    /// Opens the device behind `driver`, which says `info` of itself (from [`device_info`], less what it lacks), with
+    /// its compiled kernels.
     ///
     /// # Errors
     /// Errors of the driver.
-    pub fn open(driver: Arc<dyn Driver>, info: DeviceInfo, cache: Option<PathBuf>) -> Result<Arc<GpuDevice>> {
+    pub fn open(driver: Arc<dyn Driver>, info: DeviceInfo, modules: Modules) -> Result<Arc<GpuDevice>> {
         log::debug("gpu", &format!("{}: {}", info.name, driver.policy()));
         let inner = Inner {
             objects: RwLock::default(),
             uploads: Arc::new(Uploads::new(driver.clone())?),
-            modules: Modules::with_folder(cache),
+            modules,
             memory: Memory::new(info.total_memory_bytes),
             queues: Mutex::default(),
             next_queue: AtomicU64::new(1),

@@ -1,12 +1,32 @@
 //! Libraries found at run time: a vendor's driver, compiler and mathematics, none of which is linked. They stay open
 //! for the process's life.
 
-use std::ffi::{CStr, CString, OsString, c_void};
+use std::ffi::{CStr, CString, OsStr, OsString, c_void};
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use halyard_platform_api::{Error, Result, Status};
+
+/// The path of `file` in the folder of the library that this code is in; `None` where the loader does not know it.
+pub fn beside_this_library(file: &str) -> Option<PathBuf> {
+    let here: *const c_void = std::ptr::from_ref(&MARK).cast();
+    let mut found = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: the output is live. Where the loader finds the address it fills it in, and the name lives as long as the
+    // library is loaded, which it is while this runs.
+    let path = unsafe {
+        if libc::dladdr(here, found.as_mut_ptr()) == 0 || found.assume_init_ref().dli_fname.is_null() {
+            return None;
+        }
+        CStr::from_ptr(found.assume_init_ref().dli_fname)
+    };
+    let path = Path::new(OsStr::from_bytes(path.to_bytes())).canonicalize().ok()?;
+    Some(path.parent()?.join(file))
+}
+
+/// A place in this library.
+static MARK: u8 = 0;
 
 /// A library by the names that it may have.
 pub struct Library {
@@ -129,6 +149,14 @@ mod tests {
 
     fn nowhere() -> Vec<PathBuf> {
         Vec::new()
+    }
+
+    #[test]
+    fn a_file_beside_the_library_is_beside_the_program_that_it_is_linked_into() {
+        let program = std::env::current_exe()
+            .and_then(|path| path.canonicalize())
+            .expect("a path");
+        assert_eq!(beside_this_library("a file"), Some(program.with_file_name("a file")));
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Compiled kernel files: one image per file, definitions, device and compiler, kept in memory and, where a folder is
-//! given, on disk. A file on disk is believed only when its length and hash are right.
+//! Compiled kernel files: one image per file, definitions and device, kept in memory. What was compiled ahead is not
+//! compiled here; what is, is kept on disk where a folder is given, one file for each compiler too. A file on disk is
+//! believed only when its length and hash are right.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use halyard_platform_api::{Result, log};
 use sha2::{Digest, Sha256};
 
 use crate::cache::write_whole;
-use crate::driver::{Driver, Function, KernelText, Module};
+use crate::driver::{Driver, Function, Module};
+use crate::prebuilt::{KernelKey, PrebuiltKernels, kernel_key};
 
 /// First bytes of a cached image; the number changes with the layout.
 const MAGIC: &[u8; 16] = b"halyard image 1\n";
@@ -37,6 +39,7 @@ const MAX_COMPILERS: usize = 16;
 
 /// The compiled files of one device.
 pub struct Modules {
+    prebuilt: Option<PrebuiltKernels>,
     folder: Option<PathBuf>,
     known: Mutex<Known>,
     tested: Tested,
@@ -64,8 +67,14 @@ impl Default for Modules {
 impl Modules {
     /// With images kept in `folder` too.
     pub fn with_folder(folder: Option<PathBuf>) -> Modules {
+        Modules::new(None, folder)
+    }
+
+    /// The same with what was compiled ahead.
+    pub fn new(prebuilt: Option<PrebuiltKernels>, folder: Option<PathBuf>) -> Modules {
         let compilers = available_parallelism().map_or(1, |n| n.get().min(MAX_COMPILERS));
         Modules {
+            prebuilt,
             folder,
             known: Mutex::default(),
             tested: Mutex::default(),
@@ -126,10 +135,7 @@ impl Modules {
     fn module(&self, driver: &dyn Driver, source: Source, options: &[String]) -> Result<Module> {
         let begun = Instant::now();
         let text = driver.kernel_text(source)?;
-        let path = match &self.folder {
-            Some(folder) => Some(folder.join(file_name(&key(driver, source.name, text, options)?))),
-            None => None,
-        };
+        let key = kernel_key(source.name, text, options, &driver.facts().arch);
         let say = |how: &str, bytes: usize| {
             let (options, ms) = (options.join(" "), begun.elapsed().as_millis());
             log::debug(
@@ -137,12 +143,18 @@ impl Modules {
                 &format!("{} {options}: {how} after {ms} ms, {bytes} bytes", source.name),
             );
         };
-        // A stale or foreign image that hashes right but does not load is compiled anew as well.
-        if let Some((module, bytes)) = path
-            .as_deref()
-            .and_then(read_image)
-            .and_then(|image| Some((driver.load(&image).ok()?, image.len())))
-        {
+        // An image that is whole and does not load, as of a compiler that is newer than the driver, is no reason to
+        // stop either.
+        let loads = |image: Vec<u8>| Some((driver.load(&image).ok()?, image.len()));
+        if let Some((module, bytes)) = self.prebuilt_image(&key).and_then(loads) {
+            say("loaded, compiled ahead", bytes);
+            return Ok(module);
+        }
+        let path = match &self.folder {
+            Some(folder) => Some(folder.join(file_name(&key, &driver.compiler()?))),
+            None => None,
+        };
+        if let Some((module, bytes)) = path.as_deref().and_then(read_image).and_then(loads) {
             say("loaded from the cache", bytes);
             return Ok(module);
         }
@@ -157,35 +169,27 @@ impl Modules {
         }
         Ok(module)
     }
+
+    fn prebuilt_image(&self, key: &KernelKey) -> Option<Vec<u8>> {
+        let read = self.prebuilt.as_ref()?.image(key);
+        read.unwrap_or_else(|error| {
+            log::warn(
+                "gpu",
+                &format!("kernels that were compiled ahead: {error}; compiling instead"),
+            );
+            None
+        })
+    }
 }
 
 fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
     guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Everything that the image depends on, hashed.
-fn key(driver: &dyn Driver, name: &str, text: KernelText, options: &[String]) -> Result<[u8; HASH_BYTES]> {
-    let mut hash = Sha256::new();
-    let mut part = |text: &str| {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text.as_bytes());
-    };
-    part(name);
-    part(text.text);
-    for (name, text) in text.headers {
-        part(name);
-        part(text);
-    }
-    for option in options {
-        part(option);
-    }
-    part(&driver.facts().arch);
-    part(&driver.compiler()?);
-    Ok(hash.finalize().into())
-}
-
-fn file_name(key: &[u8]) -> String {
-    let hex: String = key[..20].iter().map(|byte| format!("{byte:02x}")).collect();
+/// The cache file of a kernel by one compiler.
+fn file_name(key: &KernelKey, compiler: &str) -> String {
+    let hash = Sha256::new().chain_update(key).chain_update(compiler).finalize();
+    let hex: String = hash[..20].iter().map(|byte| format!("{byte:02x}")).collect();
     hex + ".image"
 }
 

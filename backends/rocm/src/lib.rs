@@ -11,7 +11,7 @@ mod product;
 
 use std::sync::Arc;
 
-use halyard_gpu::{Driver, Facts, GpuDevice, KV_DTYPES_WITH_CODES, device_info, no_such_device};
+use halyard_gpu::{Driver, Facts, GpuDevice, KV_DTYPES_WITH_CODES, Modules, device_info, no_such_device};
 use halyard_platform_api::{Capabilities, Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::HipDriver;
@@ -50,7 +50,8 @@ impl Platform for RocmPlatform {
         };
         let driver = Arc::new(HipDriver::open(ordinal, options)?);
         let info = info(driver.facts());
-        Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
+        let modules = Modules::with_folder(env::cache_folder(options));
+        Ok(GpuDevice::open(driver, info, modules)?)
     }
 }
 

@@ -30,7 +30,7 @@ mod variants;
 use std::sync::Arc;
 
 use ash::vk;
-use halyard_gpu::{GpuDevice, device_info, no_such_device};
+use halyard_gpu::{GpuDevice, Modules, device_info, no_such_device};
 use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::VulkanDriver;
@@ -60,7 +60,8 @@ impl Platform for VulkanPlatform {
         let physical = usable.swap_remove(index as usize);
         let info = info(&physical);
         let driver = Arc::new(VulkanDriver::open(physical, options)?);
-        Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
+        let modules = Modules::with_folder(env::cache_folder(options));
+        Ok(GpuDevice::open(driver, info, modules)?)
     }
 }
 

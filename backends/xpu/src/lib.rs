@@ -18,7 +18,7 @@ mod stream;
 
 use std::sync::Arc;
 
-use halyard_gpu::{GpuDevice, device_info};
+use halyard_gpu::{GpuDevice, Modules, device_info};
 use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::OpenClDriver;
@@ -61,7 +61,8 @@ impl Platform for XpuPlatform {
         let found = facts::device(index)?;
         let info = info(&found);
         let driver = Arc::new(OpenClDriver::open(found, options)?);
-        Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
+        let modules = Modules::with_folder(env::cache_folder(options));
+        Ok(GpuDevice::open(driver, info, modules)?)
     }
 }
 

@@ -3,6 +3,7 @@
 //! parameters. A change of a choice changes a line, and `HALYARD_BLESS=1` writes the files anew.
 
 mod devices;
+mod prebuilt;
 mod recorder;
 mod regions;
 

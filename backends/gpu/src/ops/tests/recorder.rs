@@ -54,7 +54,7 @@ impl Recorder {
         }
     }
 
-    fn asked(&self, handle: usize) -> String {
+    pub(super) fn asked(&self, handle: usize) -> String {
         self.asked.lock().unwrap()[handle - 1].clone()
     }
 
