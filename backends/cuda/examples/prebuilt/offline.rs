@@ -5,7 +5,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use halyard_cuda::takes;
 use halyard_gpu::{
@@ -22,12 +22,17 @@ const FIRST_ADDRESS: u64 = 1 << 56;
 /// Makes machine code of a kernel file: of its name, text and definitions, for an architecture.
 pub type Compile = dyn Fn(&str, KernelText, &[String], &str) -> Result<Vec<u8>> + Send + Sync;
 
-/// The kernels that were asked for, by key, each compiled once.
+/// A kernel file under one set of definitions for one architecture.
+struct Asked {
+    /// File, definitions and architecture.
+    name: String,
+    image: OnceLock<Result<Vec<u8>>>,
+}
+
+/// The kernels that were asked for, each compiled once.
 pub struct Collected {
     compile: Box<Compile>,
-    images: Mutex<BTreeMap<KernelKey, Arc<Mutex<Option<Vec<u8>>>>>>,
-    /// File, definitions and architecture of each.
-    names: Mutex<BTreeMap<KernelKey, String>>,
+    kernels: Mutex<BTreeMap<KernelKey, Arc<Asked>>>,
 }
 
 fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -38,33 +43,37 @@ impl Collected {
     pub fn new(compile: Box<Compile>) -> Collected {
         Collected {
             compile,
-            images: Mutex::default(),
-            names: Mutex::default(),
+            kernels: Mutex::default(),
         }
     }
 
     fn image(&self, name: &str, text: KernelText, options: &[String], arch: &str) -> Result<Vec<u8>> {
+        let asked = || {
+            Arc::new(Asked {
+                name: format!("{arch} {name} {}", options.join(" ")),
+                image: OnceLock::new(),
+            })
+        };
         let key = kernel_key(name, text, options, arch);
-        lock(&self.names).insert(key, format!("{arch} {name} {}", options.join(" ")));
-        let image = lock(&self.images).entry(key).or_default().clone();
-        // Held throughout: who asks for the same file meanwhile waits for it.
-        let mut image = lock(&image);
-        match &*image {
-            Some(image) => Ok(image.clone()),
-            None => Ok(image.insert((self.compile)(name, text, options, arch)?).clone()),
-        }
+        let kernel = lock(&self.kernels).entry(key).or_insert_with(asked).clone();
+        // Who asks for the same file meanwhile waits for it.
+        let compile = || (self.compile)(name, text, options, arch);
+        kernel.image.get_or_init(compile).clone()
     }
 
     /// Every image by its key.
     pub fn images(&self) -> BTreeMap<KernelKey, Vec<u8>> {
-        let images = lock(&self.images);
-        let made = |(key, image): (&KernelKey, &Arc<Mutex<Option<Vec<u8>>>>)| Some((*key, lock(image).clone()?));
-        images.iter().filter_map(made).collect()
+        let kernels = lock(&self.kernels);
+        let made = |(key, kernel): (&KernelKey, &Arc<Asked>)| {
+            let image = kernel.image.get()?.as_ref().ok()?;
+            Some((*key, image.clone()))
+        };
+        kernels.iter().filter_map(made).collect()
     }
 
     /// "sm_90a sample " and the like, sorted.
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = lock(&self.names).values().cloned().collect();
+        let mut names: Vec<String> = lock(&self.kernels).values().map(|kernel| kernel.name.clone()).collect();
         names.sort();
         names
     }
