@@ -64,12 +64,12 @@ fn weights(format: WeightFormat, shapes: &[(usize, usize, usize)]) -> Vec<Weight
     let mut weights = Vec::new();
     for &(n, k, copies) in shapes {
         for copy in 0..copies {
-            // Arbitrary small bytes: a scale of 0x0203 and the like is a normal small f16. As bf16 that is no normal
-            // number, on which arithmetic is slow: those get an exponent.
+            // Arbitrary small bytes: a scale of 0x0203 and the like is a normal small f16. As bf16 or f32 that is no
+            // normal number, on which arithmetic is slow: those get an exponent.
             let mut packed = Lines::new(packed_bytes(format, n, k));
             for (i, byte) in packed.get_mut().iter_mut().enumerate() {
                 *byte = ((i * 7 + copy) % 37) as u8;
-                if format == WeightFormat::Bf16 && i % 2 == 1 {
+                if format == WeightFormat::Bf16 && i % 2 == 1 || format.has_table() {
                     *byte = 0x3c + *byte % 4;
                 }
             }
@@ -161,6 +161,9 @@ fn main() {
         (WeightFormat::F16, ActMode::F32),
         (WeightFormat::F32, ActMode::F32),
     ];
+    let coded = WeightFormat::ALL.into_iter().filter(|format| format.is_coded());
+    let coded = coded.flat_map(|format| [(format, ActMode::Int8), (format, ActMode::Int8Tiles)]);
+    let cases: Vec<_> = cases.into_iter().chain(coded).collect();
     for isa in Isa::ALL.into_iter().rev() {
         let Some(kernels) = Kernels::for_isa(isa) else { continue };
         let wanted = match isa {
@@ -177,7 +180,7 @@ fn main() {
             false => ("SmolLM2-135M", &LAYER),
         };
         println!("{isa}: layers of {model}");
-        for (format, mode) in cases {
+        for &(format, mode) in &cases {
             let name = format!("{format:?} {mode:?}");
             // Elsewhere a plain loop, which only tests call.
             if mode == ActMode::Int8Tiles && isa != Isa::Amx {

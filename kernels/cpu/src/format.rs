@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use crate::e4m3::e4m3_to_f32;
 
 /// Formats.
-pub(crate) const NUM_FORMATS: usize = 24;
+pub(crate) const NUM_FORMATS: usize = 26;
 
 /// How the elements of a weight row are stored in a file ("canonical" bytes).
 ///
@@ -60,6 +60,10 @@ pub enum WeightFormat {
     Int5Scaled,
     /// Blocks of 256; codes of 2 bits, d and dmin of 16 bits, scales and mins of 4 bits.
     Int2Scaled,
+    /// Blocks of 256; codes of 2 bits for the numbers from −1 on, d of 16 bits, scale 1, no min.
+    Int2,
+    /// Blocks of 256; codes of 3 bits for the numbers from −4 on, d of 16 bits, no min.
+    Int3Scaled,
     /// Blocks of 256; codes of 3 bits, numbers within ±63, no min.
     Table3Scaled,
     /// Blocks of 256; codes of 4 bits, scale the same for each 32 elements, no min.
@@ -100,6 +104,8 @@ impl WeightFormat {
         WeightFormat::Int5,
         WeightFormat::Int5Scaled,
         WeightFormat::Int2Scaled,
+        WeightFormat::Int2,
+        WeightFormat::Int3Scaled,
         WeightFormat::Table3Scaled,
         WeightFormat::Table4Scaled,
         WeightFormat::Table4,
@@ -118,7 +124,12 @@ impl WeightFormat {
         self as usize > WeightFormat::F8E4M3 as usize && (self as usize) < WeightFormat::U4G16 as usize
     }
 
-    /// Whether codes stand for numbers of a table.
+    /// Whether codes of coded rows stand for the numbers that each block brings.
+    pub const fn has_numbers(self) -> bool {
+        self.has_table() || matches!(self, WeightFormat::Int2 | WeightFormat::Int3Scaled)
+    }
+
+    /// Whether panels have a table of these numbers; without it they are known.
     pub const fn has_table(self) -> bool {
         matches!(
             self,
@@ -134,6 +145,7 @@ impl WeightFormat {
             WeightFormat::Int5 | WeightFormat::Table4 => 32,
             WeightFormat::Q4K | WeightFormat::Q6K => 256,
             WeightFormat::Int5Scaled | WeightFormat::Int2Scaled => 256,
+            WeightFormat::Int2 | WeightFormat::Int3Scaled => 256,
             WeightFormat::Table3Scaled | WeightFormat::Table4Scaled => 256,
             WeightFormat::U4G16 | WeightFormat::I8G16 => 16,
             WeightFormat::U4G32 | WeightFormat::I8G32 | WeightFormat::F8G32 => 32,
@@ -223,9 +235,9 @@ impl CodedBlock<'_> {
         }
     }
 
-    fn dequantize(&self, has_table: bool, out: &mut [f32]) {
+    fn dequantize(&self, has_numbers: bool, out: &mut [f32]) {
         for (i, (out, &code)) in out.iter_mut().zip(self.codes).enumerate() {
-            let number = match has_table {
+            let number = match has_numbers {
                 true => f32::from(self.numbers[usize::from(code & 15)] as i8),
                 false => f32::from(code),
             };
@@ -390,7 +402,7 @@ pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
         }
         _ if format.is_coded() => {
             for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
-                CodedBlock::of(block).dequantize(format.has_table(), out);
+                CodedBlock::of(block).dequantize(format.has_numbers(), out);
             }
         }
         _ => {

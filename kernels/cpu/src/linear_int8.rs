@@ -134,7 +134,8 @@ unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
     }
 }
 
-/// Scales of a block, with the minima that sums of quants are multiplied with.
+/// Scales of a block, with the minima that sums of quants are multiplied with: where halves have their own, with the
+/// other sign, as those sums have it.
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set; the panel has a block `b`.
@@ -145,6 +146,10 @@ pub(crate) unsafe fn scales<S: Simd, W: QuantFormat>(panel: *const u8, b: usize)
         let mut scales = W::scales::<S>(panel, b);
         if W::HAS_MIN {
             scales.m = W::mins::<S>(panel, b);
+        }
+        if W::HAS_MIN && W::SPLIT {
+            let zero = S::splat(0.0);
+            scales.m = [S::sub(zero, scales.m[0]), S::sub(zero, scales.m[1])];
         }
         scales
     }
@@ -166,16 +171,18 @@ pub(crate) unsafe fn add_block<S: Simd, W: QuantFormat>(
     // SAFETY: the caller's promise.
     unsafe {
         let d = S::splat(f32::from_bits(*words as u32));
+        if W::SPLIT && W::HAS_MIN {
+            // −Σq of each half, and its minimum with the other sign.
+            let half = |i: usize| S::i32_to_f32(S::splat_i(*words.add((3 + i) * width)));
+            let mut both = S::mul(S::i32_to_f32(dots[0]), scales.s[0]);
+            both = S::fma(S::i32_to_f32(dots[1]), scales.s[1], both);
+            both = S::fma(half(0), scales.m[0], both);
+            both = S::fma(half(1), scales.m[1], both);
+            return S::fma(both, d, sum);
+        }
         let sum = S::fma(S::i32_to_f32(dots[0]), S::mul(scales.s[0], d), sum);
         if W::SPLIT {
-            let sum = S::fma(S::i32_to_f32(dots[1]), S::mul(scales.s[1], d), sum);
-            if !W::HAS_MIN {
-                return sum;
-            }
-            // −d·Σq of each half.
-            let half = |i: usize| S::mul(S::i32_to_f32(S::splat_i(*words.add((3 + i) * width))), d);
-            let low = S::sub(sum, S::mul(scales.m[0], half(0)));
-            return S::sub(low, S::mul(scales.m[1], half(1)));
+            return S::fma(S::i32_to_f32(dots[1]), S::mul(scales.s[1], d), sum);
         }
         if W::HAS_MIN || W::QUANTS.zero_log2.is_none() {
             let offset = S::splat(f32::from_bits(*words.add(width) as u32));

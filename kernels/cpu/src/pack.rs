@@ -51,6 +51,8 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
         WeightFormat::Int5 => (64 + 256 + 64, 0),
         WeightFormat::Int5Scaled => (256 + 64, 64 + 8 * 32),
         WeightFormat::Int2Scaled => (128, 64 + 8 * 32),
+        WeightFormat::Int2 => (128, 32),
+        WeightFormat::Int3Scaled => (128 + 64, 32 + 8 * 32),
         WeightFormat::Table3Scaled => (128 + 64, 64 + 8 * 32),
         WeightFormat::Table4Scaled => (256, 64 + 8 * 16),
         WeightFormat::Table4 => (32 + 256, 0),

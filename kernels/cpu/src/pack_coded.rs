@@ -6,8 +6,10 @@
 //!   nibbles, fifth bits.
 //! - `Int2Scaled` per 256: d f16\[r\], dmin f16\[r\], for each block u8\[2\]\[r\]: scale and min of 16 elements in a
 //!   byte; then per block: pairs u8\[2\]\[r\]\[4\], bits 2g of vector h are those of group 4h + g.
+//! - `Int2` per 256: d f16\[r\]; then per block: pairs.
+//! - `Int3Scaled` per 256: d f16\[r\], for each block scales i8\[2\]\[r\]; then per block: pairs and third bits.
 //! - `Table3Scaled` first the panel's numbers u8\[16\], 64 more than they are; per 256: d f32\[r\], for each block
-//!   scales i8\[2\]\[r\]; then per block: pairs and third bits of codes.
+//!   scales i8\[2\]\[r\]; then per block: pairs and third bits.
 //! - `Table4Scaled` first the panel's numbers, 128 more than they are; per 256: d f32\[r\], for each block scale
 //!   i8\[r\]; then per block: nibbles.
 //! - `Table4` the numbers as in `Table4Scaled`; per block: d f16\[r\], nibbles.
@@ -66,14 +68,22 @@ pub(crate) fn pack_coded(format: WeightFormat, layout: Layout, row: &[u8], panel
 /// 256 elements.
 fn pack_scaled(format: WeightFormat, layout: Layout, block: &CodedBlock<'_>, out: &mut [u8], r: usize) {
     let (head, body) = out.split_at_mut(layout.head);
-    match format {
+    let factors = match format {
         WeightFormat::Int5Scaled | WeightFormat::Int2Scaled => {
             put_f16(block.d, head, r);
             put_f16(block.dmin, &mut head[32..], r);
+            64
         }
-        _ => head[4 * r..4 * r + 4].copy_from_slice(&block.d.to_le_bytes()),
-    }
-    let scales = &mut head[64..];
+        WeightFormat::Int2 | WeightFormat::Int3Scaled => {
+            put_f16(block.d, head, r);
+            32
+        }
+        _ => {
+            head[4 * r..4 * r + 4].copy_from_slice(&block.d.to_le_bytes());
+            64
+        }
+    };
+    let scales = &mut head[factors..];
     let codes = block.codes.chunks_exact(BLOCK);
     for (j, (q, out)) in codes.zip(body.chunks_exact_mut(layout.block_bytes)).enumerate() {
         let (scale, min) = (&block.scales[2 * j..2 * j + 2], &block.mins[2 * j..2 * j + 2]);
@@ -89,7 +99,8 @@ fn pack_scaled(format: WeightFormat, layout: Layout, block: &CodedBlock<'_>, out
                 }
                 put_pairs(q, out, r);
             }
-            WeightFormat::Table3Scaled => {
+            WeightFormat::Int2 => put_pairs(q, out, r),
+            WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => {
                 for half in 0..2 {
                     scales[32 * j + ROWS * half + r] = scale[half];
                 }

@@ -9,10 +9,21 @@ use crate::simd::{LANES, Quants, Simd, unroll};
 pub(crate) struct Int5;
 pub(crate) struct Int5Scaled;
 pub(crate) struct Int2Scaled;
+pub(crate) struct Int2;
+pub(crate) struct Int3Scaled;
 pub(crate) struct Table3Scaled;
 pub(crate) struct Table4Scaled;
 pub(crate) struct Table4;
-quant_panel!(Int5, Int5Scaled, Int2Scaled, Table3Scaled, Table4Scaled, Table4);
+quant_panel!(
+    Int5,
+    Int5Scaled,
+    Int2Scaled,
+    Int2,
+    Int3Scaled,
+    Table3Scaled,
+    Table4Scaled,
+    Table4
+);
 
 /// Groups 2v and 2v + 1 of single bits that lie at `p`: bit g of a byte is group g's. They come as bit 0 of each byte.
 #[inline(always)]
@@ -47,6 +58,34 @@ unsafe fn fifth_quads<S: Simd>(nibbles: *const u8, bits: *const u8, v: usize) ->
             S::or_i(low[0], S::shl::<4>(high[0])),
             S::or_i(low[1], S::shl::<4>(high[1])),
         ]
+    }
+}
+
+/// Groups 2v and 2v + 1 of pairs at `p` with a third bit each behind them.
+#[inline(always)]
+unsafe fn third_quads<S: Simd>(p: *const u8, v: usize) -> [S::I; 2] {
+    // SAFETY: 128 and 64 bytes are readable; v < 4.
+    unsafe {
+        let (low, high) = (pair_quads::<S>(p, v), bit_quads::<S>(p.add(128), v));
+        [
+            S::or_i(low[0], S::shl::<2>(high[0])),
+            S::or_i(low[1], S::shl::<2>(high[1])),
+        ]
+    }
+}
+
+/// Scales of a block's halves at `p`, times `d`, of weights whose zero is `zero`.
+#[inline(always)]
+unsafe fn halves<S: Simd>(d: S::F, p: *const u8, zero: f32) -> Scales<S> {
+    // SAFETY: 2 · 16 scales are readable; the caller has the instruction set.
+    unsafe {
+        let low = S::mul(d, S::i32_to_f32(S::load_i8x16(p)));
+        let high = S::mul(d, S::i32_to_f32(S::load_i8x16(p.add(LANES))));
+        let zero = S::splat(-zero);
+        Scales {
+            s: [low, high],
+            m: [S::mul(low, zero), S::mul(high, zero)],
+        }
     }
 }
 
@@ -163,6 +202,46 @@ impl QuantFormat for Int2Scaled {
     }
 }
 
+impl QuantFormat for Int2 {
+    const FORMAT: WeightFormat = WeightFormat::Int2;
+    const QUANTS: Quants = Quants {
+        max: 3,
+        zero_log2: Some(0),
+    };
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
+        // SAFETY: a head is 16 halves.
+        unsafe { symmetric::<S>(S::load_f16(panel.add(head_offset(Self::FORMAT, b)).cast()), 1.0) }
+    }
+    #[inline(always)]
+    unsafe fn quads<S: Simd>(panel: *const u8, b: usize, v: usize) -> [S::I; 2] {
+        // SAFETY: a block is 128 bytes of pairs.
+        unsafe { pair_quads::<S>(panel.add(offset(Self::FORMAT, b)), v) }
+    }
+}
+
+impl QuantFormat for Int3Scaled {
+    const FORMAT: WeightFormat = WeightFormat::Int3Scaled;
+    const QUANTS: Quants = Quants {
+        max: 7,
+        zero_log2: Some(2),
+    };
+    const SPLIT: bool = true;
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
+        // SAFETY: the head holds 16 halves, then 2 · 16 scales for each of 8 blocks.
+        unsafe {
+            let head = panel.add(head_offset(Self::FORMAT, b));
+            halves::<S>(S::load_f16(head.cast()), head.add(32 + 32 * (b % 8)), 4.0)
+        }
+    }
+    #[inline(always)]
+    unsafe fn quads<S: Simd>(panel: *const u8, b: usize, v: usize) -> [S::I; 2] {
+        // SAFETY: a block is 128 bytes of pairs and 64 of third bits.
+        unsafe { third_quads::<S>(panel.add(offset(Self::FORMAT, b)), v) }
+    }
+}
+
 impl QuantFormat for Table3Scaled {
     const FORMAT: WeightFormat = WeightFormat::Table3Scaled;
     const QUANTS: Quants = Quants {
@@ -175,28 +254,14 @@ impl QuantFormat for Table3Scaled {
         // SAFETY: the head holds 16 floats, then 2 · 16 scales for each of 8 blocks.
         unsafe {
             let head = panel.add(head_offset(Self::FORMAT, b));
-            let (d, p) = (S::load(head.cast()), head.add(64 + 32 * (b % 8)));
-            let low = S::mul(d, S::i32_to_f32(S::load_i8x16(p)));
-            let high = S::mul(d, S::i32_to_f32(S::load_i8x16(p.add(LANES))));
-            let zero = S::splat(-f32::from(offset_of_numbers(Self::FORMAT)));
-            Scales {
-                s: [low, high],
-                m: [S::mul(low, zero), S::mul(high, zero)],
-            }
+            let zero = f32::from(offset_of_numbers(Self::FORMAT));
+            halves::<S>(S::load(head.cast()), head.add(64 + 32 * (b % 8)), zero)
         }
     }
     #[inline(always)]
     unsafe fn quads<S: Simd>(panel: *const u8, b: usize, v: usize) -> [S::I; 2] {
         // SAFETY: a block is 128 bytes of pairs and 64 of third bits.
-        unsafe {
-            let p = panel.add(offset(Self::FORMAT, b));
-            let (low, high) = (pair_quads::<S>(p, v), bit_quads::<S>(p.add(128), v));
-            let places = [
-                S::or_i(low[0], S::shl::<2>(high[0])),
-                S::or_i(low[1], S::shl::<2>(high[1])),
-            ];
-            numbers::<S>(panel, places)
-        }
+        unsafe { numbers::<S>(panel, third_quads::<S>(panel.add(offset(Self::FORMAT, b)), v)) }
     }
 }
 

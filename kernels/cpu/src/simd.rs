@@ -53,6 +53,8 @@ pub(crate) unsafe fn zero_point<S: Simd>(quants: Quants, negative_sum: i32) -> S
         let v = S::splat_i(negative_sum);
         match quants.zero_log2 {
             None => S::splat_i(0),
+            Some(0) => v,
+            Some(2) => S::shl::<2>(v),
             Some(3) => S::shl::<3>(v),
             Some(4) => S::shl::<4>(v),
             Some(5) => S::shl::<5>(v),

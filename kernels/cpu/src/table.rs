@@ -137,6 +137,12 @@ macro_rules! float_kernels {
                 linear_f32::few::<S, panel_coded::Int2Scaled> => fn few_int2_scaled(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel_coded::Int2Scaled> =>
                     fn decode_int2_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Int2> => fn few_int2(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Int2> =>
+                    fn decode_int2(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Int3Scaled> => fn few_int3_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Int3Scaled> =>
+                    fn decode_int3_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
                 linear_f32::few::<S, panel_coded::Table3Scaled> => fn few_table3_scaled(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel_coded::Table3Scaled> =>
                     fn decode_table3_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
@@ -196,6 +202,8 @@ macro_rules! int8_kernels {
                 $($kernel)::+::<S, panel_coded::Int5 $(, $tiles)?> => fn int5(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Int5Scaled $(, $tiles)?> => fn int5_scaled(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Int2Scaled $(, $tiles)?> => fn int2_scaled(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Int2 $(, $tiles)?> => fn int2(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Int3Scaled $(, $tiles)?> => fn int3_scaled(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Table3Scaled $(, $tiles)?> => fn table3_scaled(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Table4Scaled $(, $tiles)?> => fn table4_scaled(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Table4 $(, $tiles)?> => fn table4(job: &mut Linear<'_>);
@@ -332,6 +340,8 @@ macro_rules! table {
                 $float::few_int5,
                 $float::few_int5_scaled,
                 $float::few_int2_scaled,
+                $float::few_int2,
+                $float::few_int3_scaled,
                 $float::few_table3_scaled,
                 $float::few_table4_scaled,
                 $float::few_table4,
@@ -358,6 +368,8 @@ macro_rules! table {
                 $float::decode_int5,
                 $float::decode_int5_scaled,
                 $float::decode_int2_scaled,
+                $float::decode_int2,
+                $float::decode_int3_scaled,
                 $float::decode_table3_scaled,
                 $float::decode_table4_scaled,
                 $float::decode_table4,
@@ -382,6 +394,8 @@ macro_rules! table {
                 $int8::int5,
                 $int8::int5_scaled,
                 $int8::int2_scaled,
+                $int8::int2,
+                $int8::int3_scaled,
                 $int8::table3_scaled,
                 $int8::table4_scaled,
                 $int8::table4,
@@ -402,6 +416,8 @@ macro_rules! table {
                 $int8_tiles::int5,
                 $int8_tiles::int5_scaled,
                 $int8_tiles::int2_scaled,
+                $int8_tiles::int2,
+                $int8_tiles::int3_scaled,
                 $int8_tiles::table3_scaled,
                 $int8_tiles::table4_scaled,
                 $int8_tiles::table4,

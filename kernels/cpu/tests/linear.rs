@@ -372,7 +372,8 @@ fn integer_products_of_coded_rows_do_not_saturate_at_the_extremes() {
                 WeightFormat::Int5 => (1, 1, 31),
                 WeightFormat::Int5Scaled => (63, 63, 31),
                 WeightFormat::Int2Scaled => (15, 15, 3),
-                WeightFormat::Table3Scaled => (0x80, 0, 7),
+                WeightFormat::Int2 => (1, 0, 3),
+                WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => (0x80, 0, 7),
                 WeightFormat::Table4Scaled => (0x80, 0, 15),
                 _ => (1, 0, 15),
             };
@@ -499,13 +500,14 @@ fn packing_piece_by_piece_gives_the_same_bytes() {
 #[test]
 fn packed_weights_are_no_larger_than_the_files_by_more_than_three_percent() {
     for format in WeightFormat::ALL {
-        // What GGUF's formats of such codes take: Q5_1, Q5_K, Q2_K, Q3_K (a byte for its scales of 6 bits, and a
-        // table), IQ4_XS (the same) and IQ4_NL.
+        // What GGUF's formats of such codes take: Q5_1, Q5_K, Q2_K, TQ2_0, Q3_K (a byte for its scales of 6 bits),
+        // IQ4_XS (the same, and a table) and IQ4_NL.
         let canonical = match format {
             WeightFormat::Int5 => 64 * 1024 / 32 * 24,
             WeightFormat::Int5Scaled => 64 * 1024 / 256 * 176,
             WeightFormat::Int2Scaled => 64 * 1024 / 256 * 84,
-            WeightFormat::Table3Scaled => 64 * 1024 / 256 * 114,
+            WeightFormat::Int2 => 64 * 1024 / 256 * 66,
+            WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => 64 * 1024 / 256 * 114,
             WeightFormat::Table4Scaled => 64 * 1024 / 256 * 138,
             WeightFormat::Table4 => 64 * 1024 / 32 * 18,
             _ => 64 * format.row_bytes(1024).unwrap(),

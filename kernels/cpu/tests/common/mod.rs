@@ -111,9 +111,11 @@ pub fn is_coded(format: WeightFormat) -> bool {
     format.is_coded()
 }
 
-/// Numbers of codes: those of IQ2's grids, and of IQ4_NL.
+/// Numbers of codes: those of TQ2_0, of Q3_K, of IQ2's grids, and of IQ4_NL.
 pub fn numbers(format: WeightFormat) -> [i8; 16] {
     match format {
+        WeightFormat::Int2 => [-1, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        WeightFormat::Int3Scaled => [-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0],
         WeightFormat::Table3Scaled => [-43, -25, -8, 8, 25, 43, 63, -63, 0, 0, 0, 0, 0, 0, 0, 0],
         _ => [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
     }
@@ -121,9 +123,9 @@ pub fn numbers(format: WeightFormat) -> [i8; 16] {
 
 /// A random block of a coded row over random bytes.
 fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
-    let scaled = !matches!(format, WeightFormat::Int5 | WeightFormat::Table4);
+    let scaled = !matches!(format, WeightFormat::Int5 | WeightFormat::Int2 | WeightFormat::Table4);
     let size = match format {
-        WeightFormat::Int5 | WeightFormat::Int2Scaled => 0.05,
+        WeightFormat::Int5 | WeightFormat::Int2Scaled | WeightFormat::Int2 => 0.05,
         WeightFormat::Int5Scaled => 0.01,
         _ => 0.0004,
     };
@@ -133,7 +135,7 @@ fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
     };
     factor(0);
     factor(4);
-    if format.has_table() {
+    if format.has_numbers() {
         block[4..8].fill(0);
     }
     for (to, number) in block[8..24].iter_mut().zip(numbers(format)) {
@@ -145,13 +147,13 @@ fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
     let (mask, by_32) = match format {
         WeightFormat::Int5Scaled => (63, true),
         WeightFormat::Int2Scaled => (15, false),
-        WeightFormat::Table3Scaled => (255, false),
+        WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => (255, false),
         _ => (255, true),
     };
     for i in 0..groups {
         let from = if by_32 { i / 2 * 2 } else { i };
         scales[i] = if scaled { scales[from] & mask } else { 1 };
-        mins[i] = if format.has_table() {
+        mins[i] = if format.has_numbers() {
             0
         } else if scaled {
             mins[from] & mask
@@ -160,8 +162,8 @@ fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
         };
     }
     let bits = match format {
-        WeightFormat::Int2Scaled => 3,
-        WeightFormat::Table3Scaled => 7,
+        WeightFormat::Int2Scaled | WeightFormat::Int2 => 3,
+        WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => 7,
         WeightFormat::Int5 | WeightFormat::Int5Scaled => 31,
         _ => 15,
     };
@@ -180,7 +182,7 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
         let float = |at: usize| f64::from(f32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]));
         let groups = format.block_len() / 16;
         let code = b[24 + 2 * groups + j];
-        let number = if format.has_table() {
+        let number = if format.has_numbers() {
             f64::from(b[8 + code as usize] as i8)
         } else {
             f64::from(code)
