@@ -138,13 +138,13 @@ fn run(options: &Options) -> Result<(), PrebuiltError> {
         let images = collected.images();
         let bytes = prebuilt_file(&images).map_err(PrebuiltError::Pack)?;
         let path = out.join(PREBUILT_KERNELS);
-        println!(
-            "{}: {} kernels, {:.1} MB",
-            path.display(),
-            images.len(),
-            bytes.len() as f64 / 1e6
-        );
-        return std::fs::write(&path, bytes).map_err(|source| PrebuiltError::Write { path, source });
+        let megabytes = bytes.len() as f64 / 1e6;
+        std::fs::write(&path, bytes).map_err(|source| PrebuiltError::Write {
+            path: path.clone(),
+            source,
+        })?;
+        println!("{}: {} kernels, {megabytes:.1} MB", path.display(), images.len());
+        return Ok(());
     }
     collected.names().iter().for_each(|name| println!("{name}"));
     Ok(())
