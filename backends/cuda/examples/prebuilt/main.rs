@@ -127,7 +127,7 @@ fn collect(options: &Options) -> Result<Arc<Collected>, PrebuiltError> {
                 start(&model, *way, facts, &collected, &folder.0)?;
             }
         }
-        eprintln!("{}: {} kernels so far", model.name, collected.names().len());
+        eprintln!("{}: {} kernels so far", model.name, collected.len());
     }
     Ok(collected)
 }
