@@ -5,7 +5,7 @@
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC,
 //! cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
 //! `HALYARD_CUDA_PEER_SUM_BYTES`) bounds the sums between devices that an own kernel does, in bytes of one operand (0:
-//! NCCL does all). `dense_tiles=0` (or `HALYARD_CUDA_DENSE_TILES=0`) leaves products of 9 to 64 tokens on Hopper to
+//! NCCL does all). `dense_tiles=0` (or `HALYARD_CUDA_DENSE_TILES=0`) leaves products of tens of tokens on Hopper to
 //! other kernels.
 
 use std::env::var_os;

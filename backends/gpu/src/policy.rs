@@ -97,7 +97,7 @@ pub struct Policy {
     pub integer_dots: bool,
     /// `linear_tiled` on matrix units, of 16-bit activations and weights of the same type.
     pub matrix_tiling: Option<Tiling>,
-    /// Tens of tokens over plain weights run on `linear_hopper`, on devices that have it.
+    /// Tens of tokens over plain and 8-bit weights run on `linear_hopper`, on devices that have it.
     pub dense_tiles: bool,
     /// Prompts' attention on matrix units, where the kernels of `Facts::matrix_units` do not run.
     pub attention_tiles: Option<AttentionTiles>,

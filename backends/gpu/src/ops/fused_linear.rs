@@ -95,6 +95,13 @@ struct Step {
     up: Up,
 }
 
+impl Step {
+    /// Whether its product in tiles takes the norm along.
+    fn norms(&self) -> bool {
+        DenseTiles::norms(&self.op, self.layout)
+    }
+}
+
 /// Where the up part of a gated step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Up {
@@ -225,7 +232,7 @@ pub(crate) struct Fused {
     small_batches: Vec<SmallBatch>,
     /// Most tokens for which all of these beat the parts.
     most_tokens: u32,
-    /// The product and its gating for tens of tokens, behind a norm by itself.
+    /// The product and its gating for tens of tokens, behind a norm by itself, or with it where that is rounded.
     tiles: Option<DenseTiles>,
 }
 
@@ -238,15 +245,21 @@ impl Fused {
         pays.then(|| Fused::steps(plan, tensors)).flatten()
     }
 
-    /// The launch behind a norm that runs by itself, of a call that it pays for.
-    fn in_tiles(&self, tensors: &[View]) -> Option<(&DenseTiles, SmallBatchCall)> {
+    /// The product in tiles of a call that it pays for, with the norm where `with_norm` says so, or behind it.
+    fn in_tiles(&self, tensors: &[View], with_norm: bool) -> Option<(&DenseTiles, SmallBatchCall)> {
         let (plan, tiles) = (self.plan.as_ref()?, self.tiles.as_ref()?);
         let [step] = Fused::steps(plan, tensors)?[..] else {
             return None;
         };
-        let x = parts::view(tensors, plan.normed);
-        let call = SmallBatchCall { x, ..step };
-        (x.is_inner_contiguous() && DenseTiles::takes_call(&call)).then_some((tiles, call))
+        let call = match with_norm {
+            true => step,
+            false => SmallBatchCall {
+                x: parts::view(tensors, plan.normed),
+                norm: 0,
+                ..step
+            },
+        };
+        (call.x.is_inner_contiguous() && tiles.takes_call(&call)).then_some((tiles, call))
     }
 
     /// The operands of a plan's steps, where they lie as its launches need.
@@ -323,8 +336,12 @@ impl Kernel for Fused {
             let (norm, gate) = (true, step.gate);
             SmallBatch::prepare(cx, &step.op, step.layout, &Fusion { norm, gate })
         };
+        // A product without gating that leaves the norm alone is the linear's own business.
         let tiles = || match &plan.steps[..] {
-            [step] if step.gate != "0" => DenseTiles::prepare(cx, &step.op, step.layout, step.gate),
+            [step] if step.gate != "0" || step.norms() => {
+                let (norm, gate) = (step.norms(), step.gate);
+                DenseTiles::prepare(cx, &step.op, step.layout, &Fusion { norm, gate })
+            }
             _ => Ok(None),
         };
         let small_batches = || plan.steps.iter().map(small_batch).collect::<Result<Vec<_>>>();
@@ -338,7 +355,8 @@ impl Kernel for Fused {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.parts.scratch_bytes()
+        let of_tiles = self.tiles.as_ref().map_or(0, DenseTiles::scratch_bytes);
+        self.parts.scratch_bytes().max(of_tiles)
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -377,11 +395,18 @@ impl Fused {
 
     /// Runs the region's ops from node `first` on, one after another.
     pub(super) fn encode_parts(&self, first: usize, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let Some((tiles, call)) = self.in_tiles(operands) else {
+        let with_norm = first == 0
+            && self
+                .plan
+                .as_ref()
+                .is_some_and(|plan| plan.steps.iter().all(Step::norms));
+        let Some((tiles, call)) = self.in_tiles(operands, with_norm) else {
             return self.parts.encode(first.., encoding, operands);
         };
-        self.parts.encode(first..first.max(1), encoding, operands)?;
-        tiles.encode_gated(encoding, &call);
+        if !with_norm {
+            self.parts.encode(first..first.max(1), encoding, operands)?;
+        }
+        tiles.encode_fused(encoding, &call);
         Ok(())
     }
 }

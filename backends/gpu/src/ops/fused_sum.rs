@@ -88,11 +88,17 @@ struct Matrix {
     row_bytes: u64,
 }
 
-/// Whether an own kernel multiplies tens of tokens by the matrix of a linear.
-fn has_tiles(node: &Node, cx: &Preparation<'_>) -> bool {
+/// Up to how many tokens an own kernel that asks for its weights early multiplies by the matrix of a linear.
+fn tokens_in_tiles(node: &Node, cx: &Preparation<'_>) -> u32 {
     match &node.spec {
-        OpSpec::Linear(op) => DenseTiles::takes(op, WeightLayout::of(op), false, cx.facts(), cx.policy()),
-        _ => false,
+        OpSpec::Linear(op) => {
+            let layout = WeightLayout::of(op);
+            match DenseTiles::takes(op, layout, false, cx.facts(), cx.policy()) {
+                true => DenseTiles::most_tokens(layout),
+                false => 0,
+            }
+        }
+        _ => 0,
     }
 }
 
@@ -218,8 +224,7 @@ impl Kernel for FusedSum {
         self.sum.prepare(cx)?;
         self.behind.prepare(cx)?;
         self.num_sms = cx.facts().num_sms.max(1);
-        let tiles = self.reader.as_ref().is_some_and(|node| has_tiles(node, cx));
-        self.own_tokens = if tiles { DenseTiles::MAX_TOKENS } else { 0 };
+        self.own_tokens = self.reader.as_ref().map_or(0, |node| tokens_in_tiles(node, cx));
         self.ahead = self.next.map_or(Ahead::default(), |matrix| matrix.ahead(cx.facts()));
         if let (Some(ranks), Some(act)) = (self.sum.ranks_in_kernels(), float_name(self.norm.dtype)) {
             let ranks = ranks.to_string();

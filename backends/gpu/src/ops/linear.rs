@@ -149,7 +149,7 @@ impl Linear {
         let (op, layout) = (&self.op, self.layout);
         Ok(Some(match name {
             PathName::SmallBatch => Arc::new(SmallBatch::prepare(cx, op, layout, &Fusion::NONE)?),
-            PathName::DenseTiles => match DenseTiles::prepare(cx, op, layout, "0")? {
+            PathName::DenseTiles => match DenseTiles::prepare(cx, op, layout, &Fusion::NONE)? {
                 Some(tiles) => Arc::new(tiles),
                 None => return Err(Error::invalid("dense tiles of a matrix that they do not take")),
             },

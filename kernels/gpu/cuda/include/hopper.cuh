@@ -223,25 +223,6 @@ template <typename T, int N, int TRANSPOSED> struct WgmmaShared;
                          : "l"(a), "l"(b), "r"(accumulate));                                                    \
         }                                                                                                       \
     };                                                                                                          \
-    template <> struct WgmmaShared<type, 64, 0> : Wgmma<type, 64> {};                                           \
-    template <> struct WgmmaShared<type, 56, 0> {                                                               \
-        static __device__ __forceinline__ void run(float (&d)[28], u64 a, u64 b, int accumulate) {              \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %30, 0;\n"                                           \
-                         "wgmma.mma_async.sync.aligned.m64n56k16.f32." #type "." #type " " HALYARD_R28          \
-                         ", %28, %29, p, 1, 1, 0, 0;\n}"                                                        \
-                         : HALYARD_D8(d, 0), HALYARD_D8(d, 8), HALYARD_D8(d, 16), HALYARD_D4(d, 24)             \
-                         : "l"(a), "l"(b), "r"(accumulate));                                                    \
-        }                                                                                                       \
-    };                                                                                                          \
-    template <> struct WgmmaShared<type, 112, 0> {                                                              \
-        static __device__ __forceinline__ void run(float (&d)[56], u64 a, u64 b, int accumulate) {              \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"                                           \
-                         "wgmma.mma_async.sync.aligned.m64n112k16.f32." #type "." #type " " HALYARD_R56         \
-                         ", %56, %57, p, 1, 1, 0, 0;\n}"                                                        \
-                         : HALYARD_D32(d, 0), HALYARD_D8(d, 32), HALYARD_D8(d, 40), HALYARD_D8(d, 48)           \
-                         : "l"(a), "l"(b), "r"(accumulate));                                                    \
-        }                                                                                                       \
-    };                                                                                                          \
     template <> struct WgmmaShared<type, 256, 1> {                                                              \
         static __device__ __forceinline__ void run(float (&d)[128], u64 a, u64 b, int accumulate) {             \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                          \
@@ -254,6 +235,40 @@ template <typename T, int N, int TRANSPOSED> struct WgmmaShared;
 HALYARD_WGMMA_SHARED(bf16)
 HALYARD_WGMMA_SHARED(f16)
 #undef HALYARD_WGMMA_SHARED
+
+// The same for 56, 64 and 112 columns, 32 bytes deep: of u8, codes of E4M3, that is 32 products.
+#define HALYARD_WGMMA_COLUMNS(type, what, in_order)                                                \
+    template <> struct WgmmaShared<type, 56, 0> {                                                  \
+        static __device__ __forceinline__ void run(float (&d)[28], u64 a, u64 b, int accumulate) { \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %30, 0;\n"                              \
+                         "wgmma.mma_async.sync.aligned.m64n56" what " " HALYARD_R28                \
+                         ", %28, %29, p, 1, 1" in_order ";\n}"                                     \
+                         : HALYARD_D8(d, 0), HALYARD_D8(d, 8), HALYARD_D8(d, 16), HALYARD_D4(d, 24) \
+                         : "l"(a), "l"(b), "r"(accumulate));                                       \
+        }                                                                                          \
+    };                                                                                             \
+    template <> struct WgmmaShared<type, 64, 0> {                                                  \
+        static __device__ __forceinline__ void run(float (&d)[32], u64 a, u64 b, int accumulate) { \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                              \
+                         "wgmma.mma_async.sync.aligned.m64n64" what " " HALYARD_N32                \
+                         ", %32, %33, p, 1, 1" in_order ";\n}"                                     \
+                         : HALYARD_D32(d, 0)                                                       \
+                         : "l"(a), "l"(b), "r"(accumulate));                                       \
+        }                                                                                          \
+    };                                                                                             \
+    template <> struct WgmmaShared<type, 112, 0> {                                                 \
+        static __device__ __forceinline__ void run(float (&d)[56], u64 a, u64 b, int accumulate) { \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"                              \
+                         "wgmma.mma_async.sync.aligned.m64n112" what " " HALYARD_R56               \
+                         ", %56, %57, p, 1, 1" in_order ";\n}"                                     \
+                         : HALYARD_D32(d, 0), HALYARD_D8(d, 32), HALYARD_D8(d, 40), HALYARD_D8(d, 48) \
+                         : "l"(a), "l"(b), "r"(accumulate));                                       \
+        }                                                                                          \
+    };
+HALYARD_WGMMA_COLUMNS(bf16, "k16.f32.bf16.bf16", ", 0, 0")
+HALYARD_WGMMA_COLUMNS(f16, "k16.f32.f16.f16", ", 0, 0")
+HALYARD_WGMMA_COLUMNS(u8, "k32.f32.e4m3.e4m3", "")
+#undef HALYARD_WGMMA_COLUMNS
 #undef HALYARD_N256
 #undef HALYARD_R28
 #undef HALYARD_R56

@@ -1,23 +1,32 @@
-// `linear` of plain weights for tens of tokens, on Hopper's matrix units: ROWS rows of the matrix by TOKENS tokens a
-// block. Such a product takes as long as its weights take to come, so they are asked for before the kernel before is
-// over: a ring of STAGES pieces of 64 values of depth is full of weights when the tokens arrive. With GATE a block has
-// ROWS / 2 gate and as many up rows, and only activation(gate) · up is written.
+// `linear` for tens of tokens, on Hopper's matrix units: ROWS rows of the matrix by TOKENS tokens a block. Such a
+// product takes as long as its weights take to come, so they are asked for before the kernel before is over: a ring of
+// STAGES pieces of 128 bytes of each row is full of weights when the tokens arrive. With GATE a block has ROWS / 2 gate
+// and as many up rows, and only activation(gate) · up is written.
+//
+// Weights are plain values of the tokens' type, or 8-bit floats with a scale a row (scaled.cuh) by tokens rounded to
+// such with a scale a token (linear_scaled_tokens). Of those, matrix units keep 14 bits of a sum; so each piece's sum
+// starts from zero, and the pieces' are added up in f32.
 //
 // Two warpgroups multiply half of the rows each, straight from shared memory, while asynchronous copies of all threads
 // fill the ring (as in moe_tile). Tokens are the left operand, as the right one may have any multiple of 8 rows: so
 // many that nearly every multiprocessor has a tile, for fewer do not keep memory busy. SPLITS blocks, a cluster, share
 // out the depth of one tile; each adds up the parts of some of its tokens, in order, from the shared memory of all.
 //
-// Definitions: ACT (bf16, f16: x and weights), OUT (bf16, f16, f32), ROWS (112, 128 or 224), TOKENS (64), SPLITS (1 to
-// 8), STAGES (4 or more), EPILOGUE (0 with GATE), GATE (0: plain; else activate.cuh's number). Launch: grid (rows in
-// ROWS, with GATE in half of it; tokens in TOKENS; SPLITS), 256 threads, dynamic shared memory 1024 + STAGES · (ROWS +
-// TOKENS) · 128 bytes. Operands: weights [features, k] (w_up: with GATE, those of the up part), biases may be null,
-// residual may be null or `out`. Needs: k and features multiples of 8, x, weights, biases, residual and out 16-byte
-// aligned, strides multiples of 8.
+// Definitions: ACT (bf16, f16, u8 for 8-bit floats: x and weights), OUT (bf16, f16, f32), ROWS (112, 128 or 224),
+// TOKENS (64, 128), SPLITS (1 to 8), STAGES (4 or more), EPILOGUE (0 with GATE), GATE (0: plain; else activate.cuh's
+// number). Launch: grid (rows in ROWS, with GATE in half of it; tokens in TOKENS; SPLITS), 256 threads, dynamic shared
+// memory 1024 + STAGES · (ROWS + TOKENS) · 128 bytes. Operands: weights [features, k] (w_up: with GATE, those of the up
+// part); scales of u8 alone: x_scales [tokens], scales and scales_up [features]; biases may be null, residual may be
+// null or `out`. Needs: features multiples of 8, rows of x and of weights multiples of 16 bytes, x, weights, biases,
+// scales of rows, residual and out 16-byte aligned, strides multiples of 8.
 // check: -DACT=bf16 -DOUT=bf16 -DROWS=112 -DTOKENS=64 -DSPLITS=1 -DSTAGES=10 -DEPILOGUE=0 -DGATE=0
 // check: -DACT=bf16 -DOUT=bf16 -DROWS=128 -DTOKENS=64 -DSPLITS=4 -DSTAGES=8 -DEPILOGUE=0 -DGATE=0
 // check: -DACT=bf16 -DOUT=bf16 -DROWS=224 -DTOKENS=64 -DSPLITS=1 -DSTAGES=6 -DEPILOGUE=0 -DGATE=1
 // check: -DACT=f16 -DOUT=f32 -DROWS=128 -DTOKENS=64 -DSPLITS=2 -DSTAGES=8 -DEPILOGUE=2 -DGATE=0
+// check: -DACT=u8 -DOUT=bf16 -DROWS=128 -DTOKENS=64 -DSPLITS=4 -DSTAGES=8 -DEPILOGUE=0 -DGATE=0
+// check: -DACT=u8 -DOUT=bf16 -DROWS=224 -DTOKENS=64 -DSPLITS=1 -DSTAGES=6 -DEPILOGUE=0 -DGATE=1
+// check: -DACT=bf16 -DOUT=bf16 -DROWS=128 -DTOKENS=128 -DSPLITS=3 -DSTAGES=7 -DEPILOGUE=0 -DGATE=0
+// check: -DACT=u8 -DOUT=bf16 -DROWS=224 -DTOKENS=128 -DSPLITS=1 -DSTAGES=5 -DEPILOGUE=0 -DGATE=1
 #include "activate.cuh"
 #include "copies.cuh"
 #include "hopper.cuh"
@@ -27,7 +36,10 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr u32 kOut = GATE ? ROWS / 2 : ROWS;
-constexpr u32 kDepth = 64;
+// Values of a piece of a row, and of a unit of 16 bytes.
+constexpr u32 kDepth = 128 / sizeof(ACT);
+constexpr u32 kUnit = 16 / sizeof(ACT);
+constexpr bool kRounded = sizeof(ACT) == 1;
 constexpr u32 kStage = (ROWS + TOKENS) * 128;
 // Pieces on their way: two of the ring are multiplied or about to be.
 constexpr u32 kOnTheWay = STAGES - 2;
@@ -36,7 +48,9 @@ constexpr u32 kAtOnce = THREADS / 8;
 constexpr u32 kFeaturesAtOnce = GATE ? kAtOnce / 2 : kAtOnce;
 // Floats of a token's sums in shared memory: neighbours in rows, tokens in different banks.
 constexpr u32 kPitch = ROWS + 8;
-static_assert(TOKENS == 64 && TOKENS * kPitch * 4 <= STAGES * kStage, "sums do not fit the ring");
+// Tokens that a product of a warpgroup takes, and how many of those.
+constexpr u32 kTokens = 64, kTiles = TOKENS / kTokens;
+static_assert(TOKENS % kTokens == 0 && TOKENS * kPitch * 4 <= STAGES * kStage, "sums do not fit the ring");
 
 // All threads of the cluster's blocks have come here, and see what the others wrote before.
 __device__ __forceinline__ void meet_in_cluster() {
@@ -83,10 +97,18 @@ template <> __device__ __forceinline__ void store4(float *p, const float (&v)[4]
     *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
 }
 
+// Sums of products of codes, by the scale of their token and those of four rows.
+__device__ __forceinline__ void scale4(float (&sum)[4], float of_token, const float *of_rows) {
+    float v[4];
+    load4(of_rows, v);
+#pragma unroll
+    for (u32 e = 0; e < 4; e++) sum[e] = sum[e] * of_token * v[e];
+}
+
 extern "C" __global__ void __cluster_dims__(1, 1, SPLITS) __launch_bounds__(THREADS, 1)
-    linear_hopper(const ACT *x, const ACT *w, const ACT *w_up, const float *bias, const float *bias_up,
-                  const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 num_tokens,
-                  u32 features, u32 k) {
+    linear_hopper(const ACT *x, const ACT *w, const ACT *w_up, const float *x_scales, const float *scales,
+                  const float *scales_up, const float *bias, const float *bias_up, const OUT *residual, OUT *out,
+                  u32 x_stride, u32 residual_stride, u32 out_stride, u32 num_tokens, u32 features, u32 k) {
     extern __shared__ uint4 shared[];
     u32 base = (shared_address(shared) + 1023) / 1024 * 1024, skipped = base - shared_address(shared);
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = threadIdx.x / 128;
@@ -97,12 +119,12 @@ extern "C" __global__ void __cluster_dims__(1, 1, SPLITS) __launch_bounds__(THRE
     u32 begin = all_pieces * blockIdx.z / SPLITS, end = all_pieces * (blockIdx.z + 1) / SPLITS;
     // This thread's unit of its first row of the matrix; where GATE, eight rows of gate and eight of up in turn.
     u32 own_feature = first + (GATE ? row / 16 * 8 + row % 8 : row);
-    const ACT *matrix = (GATE && row / 8 % 2 ? w_up : w) + (u64)own_feature * k + 8 * unit;
+    const ACT *matrix = (GATE && row / 8 % 2 ? w_up : w) + (u64)own_feature * k + kUnit * unit;
     u32 own_place = base + row * 128 + (unit ^ row % 8) * 16;
-    const ACT *tokens = x + (u64)(first_token + row) * x_stride + 8 * unit;
+    const ACT *tokens = x + (u64)(first_token + row) * x_stride + kUnit * unit;
     auto bring_weights = [&](u32 piece) {
         u32 to = own_place + (piece - begin) % STAGES * kStage, depth = piece * kDepth;
-        bool inside = depth + 8 * unit < k;
+        bool inside = depth + kUnit * unit < k;
 #pragma unroll
         for (u32 i = 0; i < (ROWS + kAtOnce - 1) / kAtOnce; i++) {
             if ((i + 1) * kAtOnce > ROWS && row + i * kAtOnce >= ROWS) continue;
@@ -112,7 +134,7 @@ extern "C" __global__ void __cluster_dims__(1, 1, SPLITS) __launch_bounds__(THRE
     };
     auto bring_tokens = [&](u32 piece) {
         u32 to = own_place + (piece - begin) % STAGES * kStage + ROWS * 128, depth = piece * kDepth;
-        bool inside = depth + 8 * unit < k;
+        bool inside = depth + kUnit * unit < k;
 #pragma unroll
         for (u32 i = 0; i < TOKENS / kAtOnce; i++) {
             bool wanted = inside && row + i * kAtOnce < count;
@@ -128,7 +150,7 @@ extern "C" __global__ void __cluster_dims__(1, 1, SPLITS) __launch_bounds__(THRE
         if (piece < end) bring_tokens(piece);
         end_of_copies();
     }
-    float sums[ROWS / 4] = {};
+    float sums[kTiles][ROWS / 4] = {}, of_piece[ROWS / 4] = {};
     u32 slot = 0;
 #pragma unroll 1
     for (u32 piece = begin; piece < end; piece++) {
@@ -145,23 +167,40 @@ extern "C" __global__ void __cluster_dims__(1, 1, SPLITS) __launch_bounds__(THRE
         end_of_copies();
         u32 stage = base + slot * kStage, rows = stage + group * (ROWS / 2) * 128, columns = stage + ROWS * 128;
         slot = slot + 1 == STAGES ? 0 : slot + 1;
-        wgmma_fence();
 #pragma unroll
-        for (u32 step = 0; step < kDepth / 16; step++)
-            WgmmaShared<ACT, ROWS / 2, 0>::run(sums, wgmma_swapped_operand(columns + 32 * step),
-                                               wgmma_swapped_operand(rows + 32 * step), 1);
-        wgmma_commit();
-        wgmma_wait<1>();
+        for (u32 tile = 0; tile < kTiles; tile++) {
+            auto &to = kRounded ? of_piece : sums[tile];
+            wgmma_fence();
+#pragma unroll
+            for (u32 step = 0; step < 4; step++) {
+                u64 a = wgmma_swapped_operand(columns + tile * kTokens * 128 + 32 * step);
+                u64 b = wgmma_swapped_operand(rows + 32 * step);
+                WgmmaShared<ACT, ROWS / 2, 0>::run(to, a, b, !kRounded || step > 0);
+            }
+            wgmma_commit();
+            if (!kRounded) continue;
+            wgmma_wait<0>();
+            pin(of_piece);
+#pragma unroll
+            for (u32 i = 0; i < ROWS / 4; i++) sums[tile][i] += of_piece[i];
+        }
+        // Those of the piece before are over.
+        wgmma_wait<kRounded ? 0 : kTiles>();
     }
     wgmma_wait<0>();
-    pin(sums);
     wait_for_copies<0>();
     __syncthreads();
-    float *all = (float *)((u8 *)shared + skipped) + (warp % 4 * 16 + g) * kPitch + group * (ROWS / 2) + 2 * t;
 #pragma unroll
-    for (u32 n = 0; n < ROWS / 16; n++) {
-        *(float2 *)(all + 8 * n) = make_float2(sums[4 * n], sums[4 * n + 1]);
-        *(float2 *)(all + 8 * kPitch + 8 * n) = make_float2(sums[4 * n + 2], sums[4 * n + 3]);
+    for (u32 tile = 0; tile < kTiles; tile++) {
+        auto &own = sums[tile];
+        pin(own);
+        u32 token = tile * kTokens + warp % 4 * 16 + g;
+        float *all = (float *)((u8 *)shared + skipped) + token * kPitch + group * (ROWS / 2) + 2 * t;
+#pragma unroll
+        for (u32 n = 0; n < ROWS / 16; n++) {
+            *(float2 *)(all + 8 * n) = make_float2(own[4 * n], own[4 * n + 1]);
+            *(float2 *)(all + 8 * kPitch + 8 * n) = make_float2(own[4 * n + 2], own[4 * n + 3]);
+        }
     }
     meet_in_cluster();
 #pragma unroll 2
@@ -171,6 +210,7 @@ extern "C" __global__ void __cluster_dims__(1, 1, SPLITS) __launch_bounds__(THRE
         u32 at = base + 4 * (token * kPitch + (GATE ? own / 8 * 16 + own % 8 : own));
         float sum[4], v[4];
         sum_of_parts(at, sum);
+        if (kRounded) scale4(sum, x_scales[first_token + token], scales + feature);
         if (bias) {
             load4(bias + feature, v);
 #pragma unroll
@@ -179,6 +219,7 @@ extern "C" __global__ void __cluster_dims__(1, 1, SPLITS) __launch_bounds__(THRE
         if (GATE) {
             float up[4];
             sum_of_parts(at + 32, up);
+            if (kRounded) scale4(up, x_scales[first_token + token], scales_up + feature);
             if (bias_up) {
                 load4(bias_up + feature, v);
 #pragma unroll

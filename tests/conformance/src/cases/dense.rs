@@ -108,9 +108,18 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (64, 1088, 2984, false, false, 0),
         (64, 264, 9992, true, true, 0),
     ];
-    let large = large
-        .iter()
-        .filter(|_| format == WeightFormat::BF16 && act == DType::BF16);
+    // The same in bytes; over 8-bit weights few tokens take such ways, too.
+    let large_in_bytes = [
+        (40, 2064, 3000, true, true, 0),
+        (5, 2192, 2984, false, true, 0),
+        (64, 528, 9992, true, false, 0),
+        (100, 2064, 2984, false, true, 0),
+    ];
+    let large: &[_] = match (format, act) {
+        (WeightFormat::BF16, DType::BF16) => &large,
+        (WeightFormat::F8E4M3, DType::BF16) => &large_in_bytes,
+        _ => &[],
+    };
     // More blocks than a row has threads, for products in blocks; exact sums of so many terms err by their order.
     const LONG: u32 = 1280;
     let long = [(1, LONG, 9, false, false, 0), (2, LONG, 5, false, false, 0)];

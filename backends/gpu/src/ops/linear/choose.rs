@@ -26,7 +26,7 @@ const QUANTIZED_TOKENS: u32 = 32;
 pub(super) enum PathName {
     /// Small batches on matrix units, over plain or 8-bit weights.
     SmallBatch,
-    /// Tens of tokens over plain weights on Hopper's matrix units.
+    /// Tens of tokens on Hopper's matrix units, over plain weights, or rounded ones over 8-bit weights.
     DenseTiles,
     /// Batches over 8-bit weights on matrix units.
     ScaledTiles,
@@ -145,7 +145,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
         false => PathName::Layout,
     };
     let choices = [
-        dense_tiles.then_some((tiled(DenseTiles::MAX_TOKENS), PathName::DenseTiles)),
+        dense_tiles.then_some((tiled(DenseTiles::most_tokens(layout)), PathName::DenseTiles)),
         scaled_tiles.then_some((tiled(scaled_tiles::MAX_TOKENS), PathName::ScaledTiles)),
         groups_tiles.then_some((tiled(most_in_groups), PathName::GroupsTiles)),
         small_batch.then_some((own, PathName::SmallBatch)),

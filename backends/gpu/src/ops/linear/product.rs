@@ -75,7 +75,7 @@ impl LibraryProduct {
         eight_bit: bool,
     ) -> Result<LibraryProduct> {
         let (unpacking, rounding) = match layout {
-            _ if eight_bit => (Unpacking::None, Some(RoundTokens::prepare(cx, op)?)),
+            _ if eight_bit => (Unpacking::None, Some(RoundTokens::prepare(cx, op, false)?)),
             WeightLayout::Plain(dtype) if dtype == op.act => (Unpacking::None, None),
             WeightLayout::Plain(dtype) => {
                 let widen = convert_function(cx, dtype, op.act)?;
@@ -175,7 +175,7 @@ impl LibraryProduct {
         let (x_at, x_stride) = match &self.rounding {
             None => (x.ptr, x.row_stride()),
             Some(rounding) => {
-                rounding.encode(encoding, x, self.codes_at, self.scales_at);
+                rounding.encode(encoding, x, None, self.codes_at, self.scales_at);
                 (self.codes_at, self.k)
             }
         };

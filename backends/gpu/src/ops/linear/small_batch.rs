@@ -60,7 +60,7 @@ impl SmallBatch {
         policy: &Policy,
     ) -> u32 {
         match layout {
-            WeightLayout::Scaled => scaled_small_batch::most_tokens(op),
+            WeightLayout::Scaled => scaled_small_batch::most_tokens(op, gated, facts, policy),
             WeightLayout::Planes(_) => groups_small_batch::most_tokens(op),
             WeightLayout::Plain(_) => dense_small_batch::most_tokens(op, gated, facts, policy),
         }
