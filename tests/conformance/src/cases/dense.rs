@@ -164,9 +164,10 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
 /// How near a product of `terms` terms is to the oracle's.
 fn product_class(format: WeightFormat, act: DType, terms: u32, may_round: bool) -> Class {
     let terms = terms as usize;
+    use WeightFormat::{F8E4M3, F8G32, F8G64, F8G128};
     match (may_round, format) {
         (false, _) => Class::Product { terms, act },
-        (true, WeightFormat::F8E4M3) => Class::RoundedProduct { terms },
+        (true, F8E4M3 | F8G32 | F8G64 | F8G128) => Class::RoundedProduct { terms },
         (true, _) => Class::QuantizedProduct { terms },
     }
 }
