@@ -347,8 +347,8 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &Mo
     let weights = match format {
         LoadFormat::Dummy => {
             let mut weights = Weights::dummy(description.clone(), dummy);
-            if quantization.is_fp8() {
-                weights.quantise(Rounding::Fp8)?;
+            if let Some(rounding) = quantization.fp8_rounding() {
+                weights.quantise(rounding)?;
             }
             weights
         }

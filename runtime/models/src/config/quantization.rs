@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::fields::JsonFields;
 use crate::error::Result;
+use crate::quant::Rounding;
 
 const OTHERWISE: &str = "read are AWQ (gemm), GPTQ, AutoRound in their packings, compressed-tensors, FP8 (E4M3) with a \
      scale a tensor, channel or block, ModelOpt FP8 and NVFP4, bitsandbytes, HQQ and MXFP4: use such a checkpoint, the \
@@ -100,10 +101,14 @@ impl Quantization {
         Ok(Quantization::of(Method::ModelOpt))
     }
 
-    /// Whether matrices of layers are 8-bit floats by and large.
-    pub(crate) fn is_fp8(&self) -> bool {
-        self.method == Method::Fp8
-            || self.method == Method::CompressedTensors && self.schemes.iter().all(|scheme| scheme.bits == 0)
+    /// How dummy matrices of layers are rounded, where they are 8-bit floats by and large.
+    pub(crate) fn fp8_rounding(&self) -> Option<Rounding> {
+        let is_fp8 = self.method == Method::Fp8
+            || self.method == Method::CompressedTensors && self.schemes.iter().all(|scheme| scheme.bits == 0);
+        is_fp8.then_some(match self.block {
+            Some(_) => Rounding::Fp8Groups,
+            None => Rounding::Fp8,
+        })
     }
 }
 
