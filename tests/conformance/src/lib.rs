@@ -70,6 +70,11 @@ impl Options {
         }
     }
 
+    /// Whether the filter leaves a row of a suite.
+    fn wants_row(&self, suite: &str, name: &str) -> bool {
+        row_fits(&format!("{suite} {name}"), &self.filter)
+    }
+
     fn wants_part(&self, part: &str) -> bool {
         self.only_part.as_ref().is_none_or(|only| only == part)
     }

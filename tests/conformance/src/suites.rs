@@ -32,9 +32,9 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
         rules::run(&**device, report);
     }
     if wanted("composites") {
-        composites::run(&**device, &**oracle, options.seed, report);
-        attention_layer::run(&**device, &**oracle, options.seed, report);
-        first_half::run(&**device, &**oracle, options.seed, report);
+        composites::run(&**device, &**oracle, options, report);
+        attention_layer::run(&**device, &**oracle, options, report);
+        first_half::run(&**device, &**oracle, options, report);
     }
     if wanted("experts") {
         experts::run(&**device, &**oracle, options.seed, report);

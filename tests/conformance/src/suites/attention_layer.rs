@@ -8,10 +8,10 @@ use halyard_platform_api::{Capabilities, DType, Device};
 
 use super::composites::check;
 use super::note;
-use crate::Report;
 use crate::case::{ABSENT, Arg, Case, Check, Contents};
 use crate::random::Random;
 use crate::tolerance::{Class, Tolerance, tolerance, unit_roundoff};
+use crate::{Options, Report};
 
 const HEADS: u32 = 6;
 const KV_HEADS: u32 = 2;
@@ -68,7 +68,7 @@ struct Form {
     block_size: u32,
 }
 
-pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
+pub(super) fn run(device: &dyn Device, oracle: &dyn Device, options: &Options, report: &mut Report) {
     if !device.info().capabilities.has(Capabilities::COMPOSITES) {
         return;
     }
@@ -102,12 +102,15 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
                     block_size,
                 };
                 for batch in &BATCHES {
-                    let outcome = check(device, oracle, &layer(seed, &form, batch), false)
-                        .map_err(|why| format!("{}: {why}", batch.name));
                     let what = format!(
                         "attention of a {dtype:?} layer, kv {kv:?}, norms {norms}, {style:?}, extras {extras}, q and \
                          k read later {read_later}"
                     );
+                    if !options.wants_row("composites", &what) {
+                        continue;
+                    }
+                    let outcome = check(device, oracle, &layer(options.seed, &form, batch), false)
+                        .map_err(|why| format!("{}: {why}", batch.name));
                     note(report, "composites", &what, outcome);
                 }
             }

@@ -9,12 +9,12 @@ use halyard_platform_api::{
 };
 
 use super::note;
-use crate::Report;
 use crate::case::{ABSENT, Arg, Case, Check, Contents};
 use crate::cases::weight;
 use crate::execute::{Failure, collect, compare, execute, operands, place_all, submit};
 use crate::random::Random;
 use crate::tolerance::Class;
+use crate::{Options, Report};
 
 /// A llama-like block: norm → gate and up → silu_mul → down + residual → add.
 #[derive(Clone, Copy)]
@@ -81,7 +81,7 @@ fn looked_at(format: WeightFormat, act: DType) -> Block {
     }
 }
 
-pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
+pub(super) fn run(device: &dyn Device, oracle: &dyn Device, options: &Options, report: &mut Report) {
     for block in [
         looked_at(WeightFormat::F32, DType::F32),
         looked_at(WeightFormat::Q4_0, DType::F32),
@@ -102,8 +102,8 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
             ..LARGE_IN_BYTES
         },
     ] {
-        if device.info().compute_dtypes.contains(block.act) {
-            let outcome = check(device, oracle, &block.case(seed), true);
+        if device.info().compute_dtypes.contains(block.act) && options.wants_row("composites", &block.name()) {
+            let outcome = check(device, oracle, &block.case(options.seed), true);
             note(report, "composites", &block.name(), outcome);
         }
     }

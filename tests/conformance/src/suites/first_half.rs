@@ -8,10 +8,10 @@ use halyard_platform_api::{Capabilities, DType, Device, WeightFormat};
 use super::attention_layer::{Batch, angles, block_size, paged};
 use super::composites::check;
 use super::note;
-use crate::Report;
 use crate::case::{ABSENT, Arg, Case, Check, Contents, float_bytes};
 use crate::random::Random;
 use crate::tolerance::{Tolerance, unit_roundoff};
+use crate::{Options, Report};
 
 const MAX_POSITIONS: u32 = 1024;
 const VOCABULARY: u32 = 32;
@@ -60,7 +60,7 @@ struct Form {
     block_size: u32,
 }
 
-pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
+pub(super) fn run(device: &dyn Device, oracle: &dyn Device, options: &Options, report: &mut Report) {
     if !device.info().capabilities.has(Capabilities::COMPOSITES) {
         return;
     }
@@ -87,12 +87,15 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
                 .iter()
                 .flat_map(|&sizes| BATCHES.iter().map(move |batch| (form(sizes), batch)))
             {
-                let outcome = check(device, oracle, &half(seed, &form, batch), false)
-                    .map_err(|why| format!("{:?}, {}: {why}", form.sizes, batch.name));
                 let what = format!(
                     "first half of a {dtype:?} layer, norms {norms}, biases {biases}, window {window}, private \
                      between {private}"
                 );
+                if !options.wants_row("composites", &what) {
+                    continue;
+                }
+                let outcome = check(device, oracle, &half(options.seed, &form, batch), false)
+                    .map_err(|why| format!("{:?}, {}: {why}", form.sizes, batch.name));
                 note(report, "composites", &what, outcome);
             }
         }
