@@ -115,9 +115,16 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (64, 528, 9992, true, false, 0),
         (100, 2064, 2984, false, true, 0),
     ];
+    let large_in_groups = [
+        (40, 2176, 3000, true, true, 0),
+        (1, 2176, 2984, false, true, 0),
+        (64, 640, 9992, true, false, 0),
+        (100, 2176, 2984, false, true, 0),
+    ];
     let large: &[_] = match (format, act) {
         (WeightFormat::BF16, DType::BF16) => &large,
         (WeightFormat::F8E4M3, DType::BF16) => &large_in_bytes,
+        (WeightFormat::F8G128, DType::BF16) => &large_in_groups,
         _ => &[],
     };
     // More blocks than a row has threads, for products in blocks; exact sums of so many terms err by their order.
