@@ -149,7 +149,7 @@ impl Plan {
             let OpSpec::Linear(op) = &node.spec else { return None };
             let layout = WeightLayout::of(op);
             let known = layout != WeightLayout::Plain(DType::F32) && layout != WeightLayout::Plain(DType::F16);
-            if !known || !layout.takes_small_batches(op) {
+            if !known || !(layout.takes_small_batches(op) || DenseTiles::may_take(op, layout)) {
                 return None;
             }
             steps.push(Step {
@@ -228,7 +228,7 @@ fn gated(linears: &[Step], gate: u16, up: u16, width: u32) -> Option<Step> {
 pub(crate) struct Fused {
     parts: Parts,
     plan: Option<Plan>,
-    /// Compiled, one a step of the plan.
+    /// Compiled, one a step of the plan; none where another kernel is better for any number of tokens.
     small_batches: Vec<SmallBatch>,
     /// Most tokens for which all of these beat the parts.
     most_tokens: u32,
@@ -344,13 +344,19 @@ impl Kernel for Fused {
             }
             _ => Ok(None),
         };
-        let small_batches = || plan.steps.iter().map(small_batch).collect::<Result<Vec<_>>>();
+        let most = |step: &Step| match step.layout.takes_small_batches(&step.op) {
+            true => SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0", cx.facts(), cx.policy()),
+            false => 0,
+        };
+        let most_tokens = plan.steps.iter().map(most).min().unwrap_or(0);
+        let small_batches = || match most_tokens {
+            0 => Ok(Vec::new()),
+            _ => plan.steps.iter().map(small_batch).collect::<Result<Vec<_>>>(),
+        };
         let parts = &mut self.parts;
         let own = || both(tiles, small_batches);
         (_, (self.tiles, self.small_batches)) = both(|| parts.prepare(cx), own)?;
-        let most =
-            |step: &Step| SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0", cx.facts(), cx.policy());
-        self.most_tokens = plan.steps.iter().map(most).min().unwrap_or(0);
+        self.most_tokens = most_tokens;
         Ok(())
     }
 

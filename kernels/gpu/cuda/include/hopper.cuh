@@ -114,6 +114,12 @@ __device__ __forceinline__ u64 wgmma_swapped_operand(u32 address) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
+// The same with rows of 64 bytes, whose four units are swapped: unit u of row r stands at u ^ (r / 2 % 4). Eight rows
+// are 512 bytes, at a multiple of that, and the next eight `stride` bytes further on.
+__device__ __forceinline__ u64 wgmma_swapped_operand_64(u32 address, u32 stride) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(stride >> 4) << 32 | (u64)2 << 62;
+}
+
 // d (64 rows, N columns) = a · b, or += where `accumulate`; 16 deep. a in registers as for mma_m16n8k16, each warp 16
 // rows, or in shared memory; d[4i ..] is the tile of columns 8i .. 8i+7 as there. T: bf16 or f16.
 template <typename T, int N> struct Wgmma;
@@ -236,7 +242,7 @@ HALYARD_WGMMA_SHARED(bf16)
 HALYARD_WGMMA_SHARED(f16)
 #undef HALYARD_WGMMA_SHARED
 
-// The same for 56, 64 and 112 columns, 32 bytes deep: of u8, codes of E4M3, that is 32 products.
+// The same for other numbers of columns, 32 bytes deep: of u8, codes of E4M3, that is 32 products.
 #define HALYARD_WGMMA_COLUMNS(type, what, in_order)                                                \
     template <> struct WgmmaShared<type, 56, 0> {                                                  \
         static __device__ __forceinline__ void run(float (&d)[28], u64 a, u64 b, int accumulate) { \

@@ -7,11 +7,13 @@
 // Fifth bits: one byte a chunk, bit i / 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of
 // the first (even) or second. Rows whose depth is no whole number of groups end in chunks with scale 0.
 //
-// Canonical formats (groups.h) have no planes but records, of eight rows' codes and scales of a group, so that a
-// tile's weights are a few long runs of memory: [n / 8 rounded up][groups][`kRecord` bytes]. Codes lie as above, in
-// words of 16 bytes: [words of a lane][row][lane], where lanes of rows 2, 3, 6 and 7 swap places with those two further
-// on. Scales follow, [row], f32, as many as the format has for 128 values. Behind each stands its minimum as a multiple
-// of it where there is one: a value is scale · (number + multiple). Zero points are whole numbers there.
+// Canonical formats (groups.h) have no planes but records, of eight rows' codes and scales of a group, so that a tile's
+// weights are a few long runs of memory: [n / 8 rounded up][groups][`kRecord` bytes]. Codes lie as above, in words of
+// 16 bytes: [words of a lane][row][lane], where lanes of rows 2, 3, 6 and 7 swap places with those two further on. Of
+// 8-bit floats lane t of row r stands at t ^ (r / 2), so that Hopper's matrix units read a record as it lies (rows of
+// 64 bytes with swapped units). Scales follow, [row], f32, as many as the format has for 128 values. Behind each stands
+// its minimum as a multiple of it where there is one: a value is scale · (number + multiple). Zero points are whole
+// numbers there.
 //
 // Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K, 40 to 55 canonical.
 // revision: 2
@@ -79,7 +81,7 @@ __device__ __forceinline__ u8 *record_of(const Planes &p, u32 block, u32 group) 
 }
 // Where in a record a lane's word of codes of a row stands, and the row's scales.
 __device__ __forceinline__ u32 codes_in_record(u32 row, u32 lane, u32 word) {
-    return 512 * word + 64 * row + 16 * (lane ^ (row & 2));
+    return 512 * word + 64 * row + 16 * (lane ^ (kBytes && kNamed ? row / 2 : row & 2));
 }
 __device__ __forceinline__ u32 scales_in_record(u32 row) { return kRecordRows * kQuants + row * kScales; }
 

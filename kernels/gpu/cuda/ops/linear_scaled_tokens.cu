@@ -1,14 +1,16 @@
 // Tokens rounded to 8-bit floats (E4M3) with a scale a token, for products with 8-bit weights: scale = max|x| / 448, or
 // 0 for a token of zeros. Codes stand in the order of the weights' (scaled.cuh), so that their products add up over the
-// same depths. With NORM tokens are normed first, as rms_norm norms them, and rounded to ACT as it does.
+// same depths; with RECORDS in that of a record's (quantized.cuh). With NORM tokens are normed first, as rms_norm norms
+// them, and rounded to ACT as it does.
 //
 // Definitions: ACT (bf16, f16); KEPT (1 to 8: eights of values that a thread keeps; without NORM longer rows are read
-// twice); NORM (0, 1).
+// twice); NORM (0, 1); RECORDS (0, 1).
 // scaled_tokens: grid tokens, 256 threads. `codes`: rows of k bytes; `scales`: one a token; `norm`: k weights. Needs: k
-// and x_stride multiples of 16 and 8, with NORM k up to KEPT * 2048; x, codes and norm 16-byte aligned.
-// check: -DACT=bf16 -DKEPT=8 -DNORM=0
-// check: -DACT=f16 -DKEPT=1 -DNORM=0
-// check: -DACT=bf16 -DKEPT=2 -DNORM=1
+// and x_stride multiples of 16 (128 with RECORDS) and 8, with NORM k up to KEPT * 2048; x, codes and norm 16-byte
+// aligned.
+// check: -DACT=bf16 -DKEPT=8 -DNORM=0 -DRECORDS=0
+// check: -DACT=f16 -DKEPT=1 -DNORM=0 -DRECORDS=0
+// check: -DACT=bf16 -DKEPT=2 -DNORM=1 -DRECORDS=1
 #include "scaled.cuh"
 #include "vector.cuh"
 
@@ -16,7 +18,21 @@ constexpr float kLargestCode = 448.f;
 
 __device__ __forceinline__ u32 codes_of(const float *v, float factor) {
     u32 file = pack2_e4m3(v[0] * factor, v[1] * factor) | (u32)pack2_e4m3(v[2] * factor, v[3] * factor) << 16;
-    return shuffle_codes(file);
+    return RECORDS ? file : shuffle_codes(file);
+}
+
+// Codes of eight values from depth `at` on. A record's order is [half of four chunks][lane][chunk of the half][half of
+// the chunk], each with the lane's four of 16 depths.
+__device__ __forceinline__ void put_codes(u8 *codes, u32 at, const float *v, float factor) {
+    u32 low = codes_of(v, factor), high = codes_of(v + 4, factor);
+    if (!RECORDS) {
+        *(uint2 *)(codes + at) = make_uint2(low, high);
+        return;
+    }
+    u32 chunk = at / 32 % 4, lane = at % 16 / 4;
+    u32 *to = (u32 *)(codes + at / 128 * 128 + chunk / 2 * 64 + lane * 16 + chunk % 2 * 8 + at % 32 / 16 * 4);
+    to[0] = low;
+    to[4] = high;
 }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -84,12 +100,12 @@ extern "C" __global__ void __launch_bounds__(256)
     for (u32 i = 0; i < KEPT; i++) {
         u32 at = 8 * (threadIdx.x + i * blockDim.x);
         kept[i].get(v);
-        if (at < k) *(uint2 *)(codes + at) = make_uint2(codes_of(v, factor), codes_of(v + 4, factor));
+        if (at < k) put_codes(codes, at, v, factor);
     }
     for (u32 at = 8 * (threadIdx.x + KEPT * blockDim.x); !NORM && at < k; at += 8 * blockDim.x) {
         Group<ACT, 8> group;
         group.load(x + at);
         group.get(v);
-        *(uint2 *)(codes + at) = make_uint2(codes_of(v, factor), codes_of(v + 4, factor));
+        put_codes(codes, at, v, factor);
     }
 }

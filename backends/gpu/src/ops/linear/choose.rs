@@ -94,6 +94,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
     let there = |path: &PathName| !missing.contains(path);
     let matrix_units = facts.matrix_units && layout.takes_small_batches(op);
     let dots = dots::takes(layout) && op.allow_quantized_act && policy.integer_dots;
+    let dense_tiles = facts.matrix_units && DenseTiles::takes(op, layout, false, facts, policy);
 
     let own_tokens = own_tokens(of, matrix_units, facts, policy);
     let row_bytes = u64::from(op.in_features) * op.act.bytes() as u64;
@@ -123,7 +124,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
         WeightLayout::Planes(format) => matrix_units && more_tokens && groups_tiles::takes(format, facts),
         _ => false,
     };
-    let dense_tiles = matrix_units && more_tokens && DenseTiles::takes(op, layout, false, facts, policy);
+    let dense_tiles = dense_tiles && more_tokens;
     let tiles = match !small_batch && product.is_none() && more_tokens {
         true => tiles(of, dots, policy).find(there),
         false => None,
@@ -167,6 +168,8 @@ fn own_tokens(of: Request<'_>, matrix_units: bool, facts: &Facts, policy: &Polic
             SmallBatch::most_tokens(op, layout, false, facts, policy).min(groups_tiles::tokens_below(op, format, facts))
         }
         _ if matrix_units => SmallBatch::most_tokens(op, layout, false, facts, policy),
+        // From the first token on.
+        WeightLayout::Planes(_) if DenseTiles::takes(op, layout, false, facts, policy) => 0,
         WeightLayout::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
         WeightLayout::Plain(_) => {
             let from = policy.product_from(op.in_features, op.out_features);

@@ -6,11 +6,11 @@ use std::ops::RangeInclusive;
 
 use halyard_kernels_gpu::LINEAR_HOPPER;
 use halyard_platform_api::ops;
-use halyard_platform_api::{DType, Result};
+use halyard_platform_api::{DType, Result, WeightFormat};
 
 use super::call::{Call, Path, rows_aligned};
 use super::fusion::{Fusion, SmallBatchCall};
-use super::layout::{WeightLayout, scales_at};
+use super::layout::{GROUP, RECORD_ROWS, WeightLayout, record_bytes, scales_at};
 use super::round_tokens::{self, Norm, RoundTokens};
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
@@ -23,15 +23,19 @@ const THREADS: u32 = 256;
 const ROW_BYTES: u32 = 128;
 /// Where scales of rounded tokens begin in scratch: a multiple of this.
 const ALIGN: u64 = 256;
-/// Tokens of a block, ascending; one of more would read the weights once more.
+/// Tokens of a block, ascending.
 const TOKENS: [u32; 2] = [64, 128];
-/// Weight rows of a block, pieces of its ring (of each number of tokens), and how many blocks may share out a tile (a
-/// cluster); the better first.
-/// Memory is busiest where nearly all multiprocessors have a block: 128 blocks of 112 rows read 4.2 TB/s on an H200,
-/// 112 of 128 rows 3.8. Where blocks share a tile, fewer of them leave room for the next kernel to begin: a step of 8B
-/// with 64 tokens on two H200s takes 3.11 ms with tiles of 128 rows there and 3.24 with 112.
-const RINGS: [(u32, [u32; 2], RangeInclusive<u32>); 3] =
-    [(112, [10, 7], 1..=1), (128, [8, 7], 2..=4), (224, [6, 5], 1..=1)];
+/// Weight rows of a block, pieces of its ring (of each number of tokens), how many blocks may share out a tile (a
+/// cluster), and for how many percent of the multiprocessors there must be a block; the better first. Memory is busiest
+/// where nearly all multiprocessors have a block: 128 blocks of 112 rows read 4.2 TB/s on an H200, 112 of 128 rows 3.8.
+/// Where blocks share a tile, fewer of them leave room for the next kernel to begin: a step of 8B with 64 tokens on two
+/// H200s takes 3.11 ms with tiles of 128 rows there and 3.24 with 112.
+const RINGS: [Ring; 3] = [
+    (112, [10, 7], 1..=1, 66),
+    (128, [8, 7], 2..=4, 66),
+    (224, [6, 5], 1..=1, 66),
+];
+type Ring = (u32, [u32; 2], RangeInclusive<u32>, u32);
 /// Pieces that each of them has at least.
 const MIN_PIECES: u32 = 4;
 
@@ -44,10 +48,38 @@ struct Form {
 }
 
 impl Form {
-    /// Of blocks with the number of tokens of this index.
+    /// Of blocks with the number of tokens of this index, without scales.
     fn shared_bytes(self, of: usize) -> u32 {
         1024 + self.stages[of] * (self.rows + TOKENS[of]) * ROW_BYTES
     }
+
+    /// The same with a scale a row in each piece of the ring, which is as much shorter as need be.
+    fn with_scales(self, facts: &Facts) -> Form {
+        let fits = |of: usize, stages: u32| {
+            let form = Form {
+                stages: [stages; 2],
+                ..self
+            };
+            form.shared_bytes(of) + form.bytes_of_scales(of) <= facts.max_shared_bytes
+        };
+        let shorter = |of: usize| (1..=self.stages[of]).rev().find(|&stages| fits(of, stages));
+        Form {
+            stages: [0, 1].map(|of| shorter(of).unwrap_or(1)),
+            ..self
+        }
+    }
+
+    fn bytes_of_scales(self, of: usize) -> u32 {
+        4 * self.stages[of] * self.rows
+    }
+}
+
+/// 8-bit floats with a scale for every piece of a row, in records.
+const RECORDS: WeightLayout = WeightLayout::Planes(WeightFormat::F8G128);
+
+/// Whether weights are 8-bit floats, which rounded tokens meet.
+fn rounds(layout: WeightLayout) -> bool {
+    matches!(layout, WeightLayout::Scaled | RECORDS)
 }
 
 /// Blocks that run at a time where `splits` of them are a cluster. A cluster's are neighbours, so that some
@@ -62,16 +94,16 @@ fn at_once(splits: u32, num_sms: u32) -> u32 {
 
 /// The form for a matrix of `n` rows of so many bytes: all blocks run at a time, and there are enough of them for
 /// memory to be busy.
-fn form(n: u32, row_bytes: u32, facts: &Facts) -> Option<Form> {
+fn form(rings: &[Ring], n: u32, row_bytes: u32, facts: &Facts) -> Option<Form> {
     let sms = facts.num_sms;
-    RINGS.iter().find_map(|(rows, stages, splits)| {
+    rings.iter().find_map(|(rows, stages, splits, least)| {
         let (rows, stages, tiles) = (*rows, *stages, n.div_ceil(*rows));
         let runs =
             |&splits: &u32| tiles * splits <= at_once(splits, sms) && row_bytes / ROW_BYTES >= splits * MIN_PIECES;
         let splits = splits.clone().rev().find(runs)?;
         let form = Form { rows, splits, stages };
         let fits = (0..TOKENS.len()).all(|of| form.shared_bytes(of) <= facts.max_shared_bytes);
-        (tiles * splits * 3 >= sms * 2 && fits).then_some(form)
+        (tiles * splits * 100 >= sms * least && fits).then_some(form)
     })
 }
 
@@ -83,10 +115,11 @@ fn form_of(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts, p
         true => op.in_features.checked_mul(op.act.bytes() as u32)?,
         false => op.in_features,
     };
-    let matrix_units = plain || round_tokens::takes(op, layout);
+    let matrix_units = plain || DenseTiles::may_take(op, layout);
     let whole = row_bytes.is_multiple_of(16) && op.out_features.is_multiple_of(8);
     match policy.dense_tiles && matrix_units && whole && facts.arch == "sm_90a" {
-        true => form(rows, row_bytes, facts),
+        true if layout == RECORDS => form(&RINGS, rows, row_bytes, facts).map(|form| form.with_scales(facts)),
+        true => form(&RINGS, rows, row_bytes, facts),
         false => None,
     }
 }
@@ -94,8 +127,10 @@ fn form_of(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts, p
 /// Compiled.
 pub(in crate::ops) struct DenseTiles {
     form: Form,
+    layout: WeightLayout,
     /// Of each number of tokens that calls need.
     functions: Vec<Function>,
+    shared_bytes: [u32; 2],
     /// Most tokens.
     most_tokens: u32,
     /// Over 8-bit weights: of tokens as they are, and of tokens to norm first.
@@ -112,9 +147,16 @@ impl DenseTiles {
     /// (of 65) and 5.69.
     pub(in crate::ops) fn most_tokens(layout: WeightLayout) -> u32 {
         match layout {
+            // Else they are unpacked; each 128 tokens read them once more.
+            RECORDS => 512,
             WeightLayout::Scaled => 128,
             _ => 64,
         }
+    }
+
+    /// Whether it multiplies rounded tokens by weights of this layout, on devices that have it.
+    pub(in crate::ops) fn may_take(op: &ops::Linear, layout: WeightLayout) -> bool {
+        rounds(layout) && round_tokens::may_round(op)
     }
 
     /// Whether it computes a linear on a device; with `gated`, one whose results have a gate's row and an up part's.
@@ -145,7 +187,7 @@ impl DenseTiles {
 
     /// Whether it makes the norm of a region itself: where tokens are rounded in a launch of their own.
     pub(in crate::ops) fn norms(op: &ops::Linear, layout: WeightLayout) -> bool {
-        layout == WeightLayout::Scaled && round_tokens::norms(op.in_features)
+        rounds(layout) && round_tokens::norms(op.in_features)
     }
 
     /// Compiles the kernel for what it [`DenseTiles::takes`], with the norm of what it [`DenseTiles::norms`].
@@ -162,14 +204,18 @@ impl DenseTiles {
         let Some(form) = form_of(op, layout, gated, cx.facts(), cx.policy()) else {
             return Ok(None);
         };
-        let rounding = match layout {
-            WeightLayout::Scaled => Some(RoundTokens::prepare(cx, op, false)?),
-            _ => None,
-        };
-        let rounding_normed = match fusion.norm && DenseTiles::norms(op, layout) {
-            true => Some(RoundTokens::prepare(cx, op, true)?),
+        let rounding = match rounds(layout) {
+            true => Some(RoundTokens::prepare(cx, op, layout, false)?),
             false => None,
         };
+        let rounding_normed = match fusion.norm && DenseTiles::norms(op, layout) {
+            true => Some(RoundTokens::prepare(cx, op, layout, true)?),
+            false => None,
+        };
+        let shared_bytes = [0, 1].map(|of| match layout {
+            RECORDS => form.shared_bytes(of) + form.bytes_of_scales(of),
+            _ => form.shared_bytes(of),
+        });
         let function = |of: usize| {
             let names = [form.rows, TOKENS[of], form.splits, form.stages[of]].map(|v| v.to_string());
             let defines = [
@@ -181,13 +227,16 @@ impl DenseTiles {
                 ("STAGES", names[3].as_str()),
                 ("EPILOGUE", epilogue_code(op.epilogue)),
                 ("GATE", fusion.gate),
+                ("RECORDS", if layout == RECORDS { "1" } else { "0" }),
             ];
-            cx.function(LINEAR_HOPPER, &defines, "linear_hopper", form.shared_bytes(of))
+            cx.function(LINEAR_HOPPER, &defines, "linear_hopper", shared_bytes[of])
         };
         let most_tokens = DenseTiles::most_tokens(layout).min(op.max_tokens);
         let needed = (0..TOKENS.len()).filter(|&of| of == 0 || TOKENS[of - 1] < most_tokens);
         Ok(Some(DenseTiles {
             form,
+            layout,
+            shared_bytes,
             functions: needed.map(function).collect::<Result<_>>()?,
             most_tokens,
             rounding,
@@ -231,22 +280,35 @@ impl DenseTiles {
                 (Arg::Scratch(0), Arg::Scratch(scales), self.k)
             }
         };
-        let matrices = [call.weight, call.weight_up].map(Arg::Ptr);
+        let above = match self.layout {
+            WeightLayout::Planes(format) => {
+                let groups = u64::from(self.k).div_ceil(GROUP);
+                u64::from(call.first_up) / RECORD_ROWS * groups * record_bytes(format)
+            }
+            _ => 0,
+        };
+        let matrices = [call.weight, call.weight_up + above].map(Arg::Ptr);
         let scales = [call.scale, call.scale_up].map(Arg::Ptr);
         let around = [call.bias, call.bias_up, call.residual.ptr, call.out.ptr].map(Arg::Ptr);
         let strides = [x_stride, call.residual.row_stride(), call.out.row_stride()].map(Arg::U32);
         let sizes = [call.out.len(), self.n, self.k].map(Arg::U32);
         let args = [&[x][..], &matrices, &[x_scales], &scales, &around, &strides, &sizes].concat();
         let features = self.form.rows / if self.gated { 2 } else { 1 };
-        let grid = [self.n.div_ceil(features), 1, self.form.splits];
-        let of = TOKENS.partition_point(|&tokens| tokens < call.out.len());
-        encoding.launch(self.functions[of], grid, THREADS, self.form.shared_bytes(of), &args);
+        let of = (TOKENS.iter().take(self.functions.len()))
+            .position(|&tokens| call.out.len() <= tokens)
+            .unwrap_or(self.functions.len() - 1);
+        let grid = [
+            self.n.div_ceil(features),
+            call.out.len().div_ceil(TOKENS[of]),
+            self.form.splits,
+        ];
+        encoding.launch(self.functions[of], grid, THREADS, self.shared_bytes[of], &args);
     }
 
     fn call(&self, call: &Call) -> SmallBatchCall {
-        let scales = match &self.rounding {
-            Some(_) => call.weight.ptr + scales_at(u64::from(self.n), u64::from(self.k)),
-            None => 0,
+        let scales = match self.layout {
+            WeightLayout::Scaled => call.weight.ptr + scales_at(u64::from(self.n), u64::from(self.k)),
+            _ => 0,
         };
         SmallBatchCall {
             x: call.x,
@@ -281,7 +343,7 @@ mod tests {
     #[test]
     fn all_blocks_of_a_matrix_run_at_a_time() {
         let h200 = crate::ops::tests::facts("sm_90a", 132, 232_448);
-        let of = |n, k: u32| form(n, 2 * k, &h200).map(|form| (form.rows, form.splits));
+        let of = |n, k: u32| form(&RINGS, n, 2 * k, &h200).map(|form| (form.rows, form.splits));
         // An 8B model's matrices, on one of two ranks and on one device.
         assert_eq!(of(3072, 4096), Some((128, 4)));
         assert_eq!(of(4096, 2048), Some((128, 3)));
@@ -303,7 +365,9 @@ mod tests {
         assert_eq!(of(4096, 512), None);
         for n in (8..40_000).step_by(8) {
             for k in [64, 2048, 4096, 14_336] {
-                let Some(form) = form(n, 2 * k, &h200) else { continue };
+                let Some(form) = form(&RINGS, n, 2 * k, &h200) else {
+                    continue;
+                };
                 let blocks = n.div_ceil(form.rows) * form.splits;
                 assert!((88..=132).contains(&blocks), "{n} {k}: {form:?}");
                 assert!((0..2).all(|of| form.shared_bytes(of) <= h200.max_shared_bytes));

@@ -63,6 +63,12 @@ pub(super) fn has_quick_operands(format: WeightFormat) -> bool {
     format.is_canonical() && !matches!(format, Nf4G64 | Fp4G64 | Iq4NlG32 | F8G32 | F8G64 | F8G128)
 }
 
+/// Bytes of a record of a canonical format: eight rows of a group.
+pub(super) const fn record_bytes(format: WeightFormat) -> u64 {
+    let [codes, scales] = group_bytes(format);
+    RECORD_ROWS * (codes + scales) as u64
+}
+
 /// Bytes that a canonical format has for 128 values of a row: codes and scales.
 pub(super) const fn group_bytes(format: WeightFormat) -> [u32; 2] {
     let ([codes, _, scales], _) = planes(format);

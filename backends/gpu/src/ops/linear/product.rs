@@ -75,7 +75,7 @@ impl LibraryProduct {
         eight_bit: bool,
     ) -> Result<LibraryProduct> {
         let (unpacking, rounding) = match layout {
-            _ if eight_bit => (Unpacking::None, Some(RoundTokens::prepare(cx, op, false)?)),
+            _ if eight_bit => (Unpacking::None, Some(RoundTokens::prepare(cx, op, layout, false)?)),
             WeightLayout::Plain(dtype) if dtype == op.act => (Unpacking::None, None),
             WeightLayout::Plain(dtype) => {
                 let widen = convert_function(cx, dtype, op.act)?;

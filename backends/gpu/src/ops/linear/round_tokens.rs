@@ -29,12 +29,14 @@ pub(super) struct RoundTokens {
     k: u32,
 }
 
-/// Whether a linear's tokens may be rounded, and its rows are long enough multiples for the library.
+/// Whether a linear's tokens may be rounded, and its rows are multiples of 16 values.
+pub(super) fn may_round(op: &ops::Linear) -> bool {
+    op.allow_quantized_act && op.act != DType::F32 && op.in_features.is_multiple_of(16)
+}
+
+/// Whether the library multiplies a linear's tokens once they are rounded.
 pub(super) fn takes(op: &ops::Linear, layout: WeightLayout) -> bool {
-    layout == WeightLayout::Scaled
-        && op.allow_quantized_act
-        && op.act != DType::F32
-        && op.in_features.is_multiple_of(16)
+    layout == WeightLayout::Scaled && may_round(op)
 }
 
 /// Whether tokens of `k` values can be normed on the way.
@@ -43,13 +45,20 @@ pub(super) fn norms(k: u32) -> bool {
 }
 
 impl RoundTokens {
-    /// Compiles the kernel; with `normed` one for tokens to norm first, which it [`norms`].
-    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, normed: bool) -> Result<RoundTokens> {
+    /// Compiles the kernel for weights of a layout; with `normed` one for tokens to norm first, which it [`norms`].
+    pub(super) fn prepare(
+        cx: &Preparation<'_>,
+        op: &ops::Linear,
+        layout: WeightLayout,
+        normed: bool,
+    ) -> Result<RoundTokens> {
+        let records = matches!(layout, WeightLayout::Planes(_));
         let kept = op.in_features.div_ceil(8 * THREADS).clamp(1, MOST_KEPT).to_string();
         let defines = [
             ("ACT", type_name(op.act)),
             ("KEPT", kept.as_str()),
             ("NORM", if normed { "1" } else { "0" }),
+            ("RECORDS", if records { "1" } else { "0" }),
         ];
         Ok(RoundTokens {
             function: cx.function(LINEAR_SCALED_TOKENS, &defines, "scaled_tokens", 0)?,
