@@ -243,6 +243,25 @@ HALYARD_WGMMA_SHARED(f16)
 #undef HALYARD_WGMMA_SHARED
 
 // The same for other numbers of columns, 32 bytes deep: of u8, codes of E4M3, that is 32 products.
+#define HALYARD_WGMMA_FEW_COLUMNS(type, what, in_order)                                            \
+    template <> struct WgmmaShared<type, 8, 0> {                                                   \
+        static __device__ __forceinline__ void run(float (&d)[4], u64 a, u64 b, int accumulate) {  \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"                               \
+                         "wgmma.mma_async.sync.aligned.m64n8" what " {%0,%1,%2,%3}"                \
+                         ", %4, %5, p, 1, 1" in_order ";\n}"                                       \
+                         : HALYARD_D4(d, 0)                                                        \
+                         : "l"(a), "l"(b), "r"(accumulate));                                       \
+        }                                                                                          \
+    };                                                                                             \
+    template <> struct WgmmaShared<type, 16, 0> {                                                  \
+        static __device__ __forceinline__ void run(float (&d)[8], u64 a, u64 b, int accumulate) {  \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                              \
+                         "wgmma.mma_async.sync.aligned.m64n16" what " {%0,%1,%2,%3,%4,%5,%6,%7}"   \
+                         ", %8, %9, p, 1, 1" in_order ";\n}"                                       \
+                         : HALYARD_D8(d, 0)                                                        \
+                         : "l"(a), "l"(b), "r"(accumulate));                                       \
+        }                                                                                          \
+    };
 #define HALYARD_WGMMA_COLUMNS(type, what, in_order)                                                \
     template <> struct WgmmaShared<type, 56, 0> {                                                  \
         static __device__ __forceinline__ void run(float (&d)[28], u64 a, u64 b, int accumulate) { \
@@ -271,10 +290,13 @@ HALYARD_WGMMA_SHARED(f16)
                          : "l"(a), "l"(b), "r"(accumulate));                                       \
         }                                                                                          \
     };
+HALYARD_WGMMA_FEW_COLUMNS(bf16, "k16.f32.bf16.bf16", ", 0, 0")
+HALYARD_WGMMA_FEW_COLUMNS(f16, "k16.f32.f16.f16", ", 0, 0")
 HALYARD_WGMMA_COLUMNS(bf16, "k16.f32.bf16.bf16", ", 0, 0")
 HALYARD_WGMMA_COLUMNS(f16, "k16.f32.f16.f16", ", 0, 0")
 HALYARD_WGMMA_COLUMNS(u8, "k32.f32.e4m3.e4m3", "")
 #undef HALYARD_WGMMA_COLUMNS
+#undef HALYARD_WGMMA_FEW_COLUMNS
 #undef HALYARD_N256
 #undef HALYARD_R28
 #undef HALYARD_R56

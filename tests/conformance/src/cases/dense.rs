@@ -107,6 +107,10 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (40, 1096, 3000, true, true, 8),
         (64, 1088, 2984, false, false, 0),
         (64, 264, 9992, true, true, 0),
+        // Smaller ones, which fill it in smaller tiles.
+        (40, 592, 968, true, true, 8),
+        (33, 1544, 584, false, true, 0),
+        (64, 2056, 2056, true, false, 0),
     ];
     // The same in bytes; over 8-bit weights few tokens take such ways, too.
     let large_in_bytes = [

@@ -102,6 +102,17 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, options: &Options, r
             format: WeightFormat::F8E4M3,
             ..SMALL
         },
+        Block {
+            width: 584,
+            inner: 1544,
+            ..LARGE
+        },
+        Block {
+            width: 584,
+            inner: 776,
+            tokens: 50,
+            ..LARGE
+        },
         LARGE_IN_BYTES,
         WIDE_IN_BYTES,
         Block {

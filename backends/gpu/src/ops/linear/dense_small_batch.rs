@@ -96,14 +96,12 @@ fn weight_rows(op: &ops::Linear, gated: bool) -> u32 {
 
 /// Most tokens for which it beats the library's product, which has the ops around it to launch separately. Measured on
 /// an H200. By itself: a 135M model's layer at 32 tokens 17.2 µs against 19.3 for the products alone; its head, too,
-/// wins up to 8 tokens. Where dense tiles are the other choice, they win from 9 tokens on: a step of an 8B model with
-/// 12 and 16 tokens takes 4.31 and 4.32 ms with them, and 4.52 and 4.65 without.
+/// wins up to 8 tokens. Where dense tiles are the other choice, they say so.
 pub(super) fn most_tokens(op: &ops::Linear, gated: bool, facts: &Facts, policy: &Policy) -> u32 {
     match u64::from(weight_rows(op, gated)) * u64::from(op.in_features) {
-        _ if DenseTiles::takes(op, WeightLayout::Plain(op.act), gated, facts, policy) => 8,
         0..0x20_0000 => 32,
-        0x20_0000..0x1000_0000 => 16,
-        _ => 8,
+        size => DenseTiles::tokens_below(op, WeightLayout::Plain(op.act), gated, facts, policy)
+            .unwrap_or(if size < 0x1000_0000 { 16 } else { 8 }),
     }
 }
 

@@ -25,17 +25,44 @@ const ROW_BYTES: u32 = 128;
 const ALIGN: u64 = 256;
 /// Tokens of a block, ascending.
 const TOKENS: [u32; 2] = [64, 128];
-/// Weight rows of a block, pieces of its ring (of each number of tokens), how many blocks may share out a tile (a
-/// cluster), and for how many percent of the multiprocessors there must be a block; the better first. Memory is busiest
-/// where nearly all multiprocessors have a block: 128 blocks of 112 rows read 4.2 TB/s on an H200, 112 of 128 rows 3.8.
-/// Where blocks share a tile, fewer of them leave room for the next kernel to begin: a step of 8B with 64 tokens on two
-/// H200s takes 3.11 ms with tiles of 128 rows there and 3.24 with 112.
+
+/// What a block may be.
+struct Ring {
+    /// Weight rows.
+    rows: u32,
+    /// Pieces of its ring, of each number of tokens.
+    stages: [u32; 2],
+    /// Blocks that may share out a tile, a cluster.
+    splits: RangeInclusive<u32>,
+    /// Percent of the multiprocessors for which there must be a block.
+    least: u32,
+}
+
+impl Ring {
+    const fn new(rows: u32, stages: [u32; 2], splits: RangeInclusive<u32>, least: u32) -> Ring {
+        Ring {
+            rows,
+            stages,
+            splits,
+            least,
+        }
+    }
+}
+
+/// The better first. Memory is busiest where nearly all multiprocessors have a block: 128 blocks of 112 rows read 4.2
+/// TB/s on an H200, 112 of 128 rows 3.8. Where blocks share a tile, fewer of them leave room for the next kernel to
+/// begin: a step of 8B with 64 tokens on two H200s takes 3.11 ms with tiles of 128 rows there and 3.24 with 112.
 const RINGS: [Ring; 3] = [
-    (112, [10, 7], 1..=1, 66),
-    (128, [8, 7], 2..=4, 66),
-    (224, [6, 5], 1..=1, 66),
+    Ring::new(112, [10, 7], 1..=1, 66),
+    Ring::new(128, [8, 7], 2..=4, 66),
+    Ring::new(224, [6, 5], 1..=1, 66),
 ];
-type Ring = (u32, [u32; 2], RangeInclusive<u32>, u32);
+/// The same for smaller matrices, of 16-bit weights.
+const SMALL_RINGS: [Ring; 3] = [
+    Ring::new(64, [10, 8], 1..=4, 50),
+    Ring::new(32, [10, 10], 1..=4, 50),
+    Ring::new(16, [10, 10], 1..=4, 33),
+];
 /// Pieces that each of them has at least.
 const MIN_PIECES: u32 = 4;
 
@@ -96,14 +123,14 @@ fn at_once(splits: u32, num_sms: u32) -> u32 {
 /// memory to be busy.
 fn form(rings: &[Ring], n: u32, row_bytes: u32, facts: &Facts) -> Option<Form> {
     let sms = facts.num_sms;
-    rings.iter().find_map(|(rows, stages, splits, least)| {
-        let (rows, stages, tiles) = (*rows, *stages, n.div_ceil(*rows));
+    rings.iter().find_map(|ring| {
+        let (rows, stages, tiles) = (ring.rows, ring.stages, n.div_ceil(ring.rows));
         let runs =
             |&splits: &u32| tiles * splits <= at_once(splits, sms) && row_bytes / ROW_BYTES >= splits * MIN_PIECES;
-        let splits = splits.clone().rev().find(runs)?;
+        let splits = ring.splits.clone().rev().find(runs)?;
         let form = Form { rows, splits, stages };
         let fits = (0..TOKENS.len()).all(|of| form.shared_bytes(of) <= facts.max_shared_bytes);
-        (tiles * splits * 100 >= sms * least && fits).then_some(form)
+        (tiles * splits * 100 >= sms * ring.least && fits).then_some(form)
     })
 }
 
@@ -119,7 +146,10 @@ fn form_of(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts, p
     let whole = row_bytes.is_multiple_of(16) && op.out_features.is_multiple_of(8);
     match policy.dense_tiles && matrix_units && whole && facts.arch == "sm_90a" {
         true if layout == RECORDS => form(&RINGS, rows, row_bytes, facts).map(|form| form.with_scales(facts)),
-        true => form(&RINGS, rows, row_bytes, facts),
+        true if layout == WeightLayout::Scaled => form(&RINGS, rows, row_bytes, facts),
+        true => [&RINGS, &SMALL_RINGS]
+            .iter()
+            .find_map(|rings| form(*rings, rows, row_bytes, facts)),
         false => None,
     }
 }
@@ -152,6 +182,20 @@ impl DenseTiles {
             WeightLayout::Scaled => 128,
             _ => 64,
         }
+    }
+
+    /// Up to how many tokens it does better than a kernel that makes the norm and the gating, too. Measured on an H200:
+    /// a step of an 8B model with 12 and 16 tokens takes 4.31 and 4.32 ms with tiles, and 4.52 and 4.65 without; of a
+    /// model of 0.6B with 16 and 24 tokens 1.05 and 1.30, and 1.00 and 1.39.
+    pub(in crate::ops) fn tokens_below(
+        op: &ops::Linear,
+        layout: WeightLayout,
+        gated: bool,
+        facts: &Facts,
+        policy: &Policy,
+    ) -> Option<u32> {
+        let form = form_of(op, layout, gated, facts, policy)?;
+        Some(if form.rows < RINGS[0].rows { 16 } else { 8 })
     }
 
     /// Whether it multiplies rounded tokens by weights of this layout, on devices that have it.
@@ -359,6 +403,14 @@ mod tests {
         assert_eq!(of(9992, 264), Some((112, 1)));
         assert_eq!(of(2 * 1504, 1096), Some((128, 4)));
         assert_eq!(of(2 * 9864, 264), Some((224, 1)));
+        // Of smaller models: 135M's gate and up and its three others, and 1B's output and down projection.
+        let small = |n, k: u32| form(&SMALL_RINGS, n, 2 * k, &h200).map(|form| (form.rows, form.splits));
+        assert_eq!(small(3072, 576), Some((64, 2)));
+        assert_eq!(small(960, 576), Some((16, 1)));
+        assert_eq!(small(576, 576), Some((16, 2)));
+        assert_eq!(small(576, 1536), Some((32, 4)));
+        assert_eq!(small(2048, 2048), Some((64, 3)));
+        assert_eq!(small(2048, 8192), Some((64, 3)));
         // More tiles than fit, too few to fill the device, and too short a depth to share out.
         assert_eq!(of(128_256, 4096), None);
         assert_eq!(of(576, 1536), None);
