@@ -73,7 +73,7 @@ sources! {
     LINEAR_GROUPS_TILE = "linear_groups_tile", "The same of a batch of tokens, on any matrix units.":
         Cuda, "it is written for mma.sync; the others unpack first";
     LINEAR_HOPPER = "linear_hopper",
-        "`linear` of tens of tokens over plain weights on Hopper's matrix units, with bias, residual and gating fused.":
+        "`linear` of tens of tokens over plain and 8-bit weights on Hopper, with bias, residual and gating fused.":
         Cuda, "instructions of one vendor's hardware";
     LINEAR_ONCE = "linear_once",
         "`linear` of few tokens by a small matrix that is in flight whole, with norm, bias, residual and gating fused.":
@@ -89,8 +89,8 @@ sources! {
     LINEAR_SCALED_TILE = "linear_scaled_tile", "The same of a batch of tokens, without unpacking.":
         Cuda, "it is written for mma.sync; the others unpack first";
     LINEAR_SCALED_TOKENS = "linear_scaled_tokens",
-        "Tokens rounded to 8-bit floats for a library's product with 8-bit weights.":
-        Cuda, "the others have no library with such a product";
+        "Tokens normed and rounded to 8-bit floats, for a product with 8-bit weights.":
+        Cuda, "the others have no such product";
     LINEAR_SMALL = "linear_small", "`linear` of few tokens, with norm, bias, residual and gating fused.":
         Cuda, "fused regions are CUDA's and HIP's";
     LINEAR_TILED = "linear_tiled", "`linear` of many tokens in tiles.": Cuda Glsl OpenCl;

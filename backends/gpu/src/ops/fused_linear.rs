@@ -2,8 +2,9 @@
 //! silu_mul or gelu_mul).
 //!
 //! Small batches in bf16 take one launch a projection, where the program says that no other op reads the values in
-//! between. All other calls, types and formats run the region's ops one after another, as they would have run
-//! unclaimed, over the same packed weights.
+//! between. Tens of tokens take tiles with the gating; where they are rounded for it, that launch computes the norm
+//! too. All other calls, types and formats run the region's ops one after another, as they would have run unclaimed,
+//! over the same packed weights.
 
 use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::program::ABSENT;
@@ -96,7 +97,7 @@ struct Step {
 }
 
 impl Step {
-    /// Whether its product in tiles takes the norm along.
+    /// Whether its product in tiles computes the norm, too.
     fn norms(&self) -> bool {
         DenseTiles::norms(&self.op, self.layout)
     }
@@ -213,6 +214,9 @@ fn gated(linears: &[Step], gate: u16, up: u16, width: u32) -> Option<Step> {
         }
         [_, _] if gate != up => {
             let (first, second) = (of(gate)?, of(up)?);
+            if first.op.weight != second.op.weight || first.layout != second.layout {
+                return None;
+            }
             let (weight, bias) = (second.weight, second.bias);
             (first, Up::Apart { weight, bias })
         }
@@ -232,7 +236,8 @@ pub(crate) struct Fused {
     small_batches: Vec<SmallBatch>,
     /// Most tokens for which all of these beat the parts.
     most_tokens: u32,
-    /// The product and its gating for tens of tokens, behind a norm by itself, or with it where that is rounded.
+    /// The product and its gating for tens of tokens, behind a norm by itself; where tokens are rounded, the launch for
+    /// that also computes the norm.
     tiles: Option<DenseTiles>,
 }
 

@@ -117,8 +117,9 @@ inline std::vector<std::uint64_t> planes_of(const Format &format, const Matrix &
         for (unsigned d = 0; d < k; d++) {
             unsigned chunk = d % 128 / 32, in = d % 32, lane = in % 16 / 4, i = in % 4 + in / 16 * 4;
             // A row has 64 bytes of each word of its four lanes; pairs of lanes are swapped in every second pair of
-            // rows.
-            unsigned place = row % 4 < 2 ? lane : (lane + 2) % 4, word = m.bytes ? chunk / 2 : 0;
+            // rows. Of 8-bit floats every pair of rows has another order.
+            unsigned swapped = row % 4 < 2 ? lane : (lane + 2) % 4;
+            unsigned place = format.kind == F8 ? lane ^ (row % 8 / 2) : swapped, word = m.bytes ? chunk / 2 : 0;
             std::uint8_t *of = record_of(d / 128) + 512 * word + 64 * (row % 8) + 16 * place;
             bool flat = m.scales[row * (k / format.group) + d / format.group] == 0.f;
             unsigned code = flat ? 0 : m.codes[row * k + d], nibble = i / 2 + (i & 1) * 4;

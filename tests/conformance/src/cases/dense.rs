@@ -124,6 +124,7 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (1, 2176, 2984, false, true, 0),
         (64, 640, 9992, true, false, 0),
         (100, 2176, 2984, false, true, 0),
+        (200, 2176, 2984, true, true, 0),
     ];
     let large: &[_] = match (format, act) {
         (WeightFormat::BF16, DType::BF16) => &large,

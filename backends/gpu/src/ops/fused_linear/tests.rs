@@ -173,6 +173,10 @@ fn gate_and_up_in_two_matrices_are_one_step() {
     let (region, _) = program.region(0, 4);
     let step = &Plan::of(&region).unwrap().steps[0];
     assert_eq!(region.nodes[2].operands[1], step.weight);
+    // One launch reads both in one layout.
+    program.nodes[2].spec = linear(DType::BF16, WeightFormat::F8E4M3, INNER);
+    let (region, _) = program.region(0, 4);
+    assert_eq!(Plan::of(&region), None);
 }
 
 #[test]

@@ -96,11 +96,11 @@ fn weight_rows(op: &ops::Linear, gated: bool) -> u32 {
 
 /// Most tokens for which it beats the library's product, which has the ops around it to launch separately. Measured on
 /// an H200. By itself: a 135M model's layer at 32 tokens 17.2 µs against 19.3 for the products alone; its head, too,
-/// wins up to 8 tokens. Where dense tiles are the other choice, they say so.
+/// wins up to 8 tokens. Where dense tiles are the other choice, [`DenseTiles::small_batches_to`] is the limit.
 pub(super) fn most_tokens(op: &ops::Linear, gated: bool, facts: &Facts, policy: &Policy) -> u32 {
     match u64::from(weight_rows(op, gated)) * u64::from(op.in_features) {
         0..0x20_0000 => 32,
-        size => DenseTiles::tokens_below(op, WeightLayout::Plain(op.act), gated, facts, policy)
+        size => DenseTiles::small_batches_to(op, WeightLayout::Plain(op.act), gated, facts, policy)
             .unwrap_or(if size < 0x1000_0000 { 16 } else { 8 }),
     }
 }

@@ -173,21 +173,21 @@ pub(in crate::ops) struct DenseTiles {
 
 impl DenseTiles {
     /// Most tokens for which it does better than the library. Measured on an H200, a step of an 8B model with 72 and
-    /// 128 tokens: in bf16 6.00 and 6.51 ms, 5.66 and 6.40 by the library; in 8 bits 4.62 and 5.10, by the library 5.15
-    /// (of 65) and 5.69.
+    /// 128 tokens: in bf16 6.00 and 6.51 ms, 5.66 and 6.40 by the library; in 8 bits 4.62 and 5.10 ms, by the library
+    /// 5.15 with 65 tokens and 5.69 with 128.
     pub(in crate::ops) fn most_tokens(layout: WeightLayout) -> u32 {
         match layout {
-            // Else they are unpacked; each 128 tokens read them once more.
+            // Beyond it weights are unpacked. Every block of 128 tokens reads the weights again.
             RECORDS => 512,
             WeightLayout::Scaled => 128,
             _ => 64,
         }
     }
 
-    /// Up to how many tokens it does better than a kernel that makes the norm and the gating, too. Measured on an H200:
-    /// a step of an 8B model with 12 and 16 tokens takes 4.31 and 4.32 ms with tiles, and 4.52 and 4.65 without; of a
-    /// model of 0.6B with 16 and 24 tokens 1.05 and 1.30, and 1.00 and 1.39.
-    pub(in crate::ops) fn tokens_below(
+    /// Up to how many tokens the kernel of small batches, which also makes the norm, is better than these tiles.
+    /// Measured on an H200: a step of an 8B model with 12 and 16 tokens takes 4.31 and 4.32 ms with tiles, and 4.52 and
+    /// 4.65 without; of a model of 0.6B with 16 and 24 tokens 1.05 and 1.30, and 1.00 and 1.39.
+    pub(in crate::ops) fn small_batches_to(
         op: &ops::Linear,
         layout: WeightLayout,
         gated: bool,

@@ -1,5 +1,5 @@
 //! Tokens rounded to 8-bit floats with a scale a token, so that 8-bit weights are multiplied as they lie. Only where
-//! the op allows activations to be rounded. The kernel takes the norm before along.
+//! the op allows activations to be rounded. The kernel can also compute the norm before it.
 
 use halyard_kernels_gpu::LINEAR_SCALED_TOKENS;
 use halyard_platform_api::{DType, Result, ops};

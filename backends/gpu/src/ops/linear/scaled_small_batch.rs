@@ -21,7 +21,7 @@ const EXACT_TOKENS: u32 = 8;
 
 /// Most tokens for which the kernel does better than what else there may be. Where dense tiles multiply rounded tokens
 /// it never does: a step of an 8B model of one token on an H200 takes 2.63 ms with them, and 2.73 with this kernel; and
-/// a token's results do not depend on how many there are.
+/// from 1 to 128 tokens a token's results do not depend on how many there are.
 pub(super) fn most_tokens(op: &ops::Linear, gated: bool, facts: &Facts, policy: &Policy) -> u32 {
     match op.allow_quantized_act {
         true if DenseTiles::takes(op, WeightLayout::Scaled, gated, facts, policy) => 0,
@@ -149,7 +149,12 @@ impl ScaledSmallBatch {
             Ok(Entry { shape, most, function })
         };
         let gated = fusion.gate != "0";
-        let needed = most_tokens(op, gated, cx.facts(), cx.policy()).min(op.max_tokens);
+        // By itself it is also what is left where no product takes a call.
+        let needed = match *fusion {
+            Fusion::NONE => SCALED_TOKENS,
+            _ => most_tokens(op, gated, cx.facts(), cx.policy()),
+        };
+        let needed = needed.min(op.max_tokens);
         let sizes = SIZES.into_iter().filter(|&(most, _)| most == 1 || most / 2 < needed);
         Ok(ScaledSmallBatch {
             entries: sizes.map(one).collect::<Result<_>>()?,

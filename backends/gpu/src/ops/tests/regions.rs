@@ -53,6 +53,7 @@ pub(super) fn linears() -> Vec<(String, Program)> {
                 (DType::F16, WeightFormat::F16, false),
                 (DType::BF16, WeightFormat::F8E4M3, false),
                 (DType::BF16, WeightFormat::F8E4M3, true),
+                (DType::BF16, WeightFormat::F8G128, true),
                 (DType::BF16, WeightFormat::Q8_0, false),
             ] {
                 if weight.row_bytes(width as usize).is_none() {
