@@ -242,6 +242,18 @@ fn what_is_rounded_already_is_left_or_refused() {
     let down = Role::weight(1, Linear::Mlp(MlpLinear::Down));
     assert_eq!(fp8.weights.format(down).unwrap(), WeightFormat::F8E4M3);
 
+    // With scales of blocks, too, read or made.
+    for load in [LoadFormat::Auto, LoadFormat::Dummy] {
+        let mut blocks = open(&fixtures().join("models/quant/fp8-blocks"), load).unwrap();
+        let (before, format) = (
+            blocks.weights.tensor(Q).unwrap().to_f32().unwrap(),
+            blocks.weights.format(Q).unwrap(),
+        );
+        blocks.quantise(WeightQuantization::Round(Rounding::Fp8)).unwrap();
+        assert_eq!(blocks.weights.format(Q).unwrap(), format);
+        assert_eq!(blocks.weights.tensor(Q).unwrap().to_f32().unwrap(), before);
+    }
+
     let mut blocks = open(&fixtures().join("models/gguf/llama-gguf.gguf"), LoadFormat::Auto).unwrap();
     let error = blocks
         .quantise(WeightQuantization::Round(Rounding::Fp8))

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use halyard_platform_api::WeightFormat;
+use halyard_platform_api::weight_format::Codes;
 
 pub use dummy::{DummyFormat, DummyValues, DummyWeights};
 use finder::Finder;
@@ -131,26 +132,28 @@ impl Weights {
     }
 
     /// Hands out the matrices of all layers rounded from here on; embedding and output projection stay as stored. Those
-    /// that are 8-bit floats already stay as they are where these are asked for.
+    /// that are 8-bit floats already stay as they are where these are asked for; with scales of groups all have to be.
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] where a matrix is stored in blocks: rounding it again would add to its error.
     pub fn quantise(&mut self, rounding: Rounding) -> Result<()> {
-        for role in Role::all(&self.description)
+        let roles = Role::all(&self.description)
             .into_iter()
-            .filter(|&role| is_layer_matrix(role))
-        {
-            let format = self.format(role)?;
+            .filter(|&role| is_layer_matrix(role));
+        let formats: Vec<_> = roles
+            .map(|role| Ok((role, self.format(role)?)))
+            .collect::<Result<_>>()?;
+        if rounding == Rounding::Fp8 && formats.iter().all(|(_, format)| format.layout().codes == Codes::E4m3) {
+            return Ok(());
+        }
+        for (role, format) in formats {
             let is_there = rounding == Rounding::Fp8 && format == WeightFormat::F8E4M3;
             if !is_plain(format) && !is_there || self.is_grouped(role)? {
+                let (name, stored) = (self.file_name(role), format_name(format));
                 return Err(ModelError::Unsupported {
                     path: self.path().map(PathBuf::from).unwrap_or_default(),
                     field: "--quantization".to_owned(),
-                    value: format!(
-                        "{rounding:?}, while {} is stored as {}",
-                        self.file_name(role),
-                        format_name(format)
-                    ),
+                    value: format!("{rounding:?}, while {name} is stored as {stored}"),
                     remedy: "leave it out: the weights are quantised already".to_owned(),
                 });
             }
