@@ -66,6 +66,9 @@ pub fn node_with(folder: &Path, packages: &[&str]) -> Result<PathBuf, String> {
             "--no-audit",
             "--no-fund",
             "--ignore-scripts",
+            // A registry that stops in the middle of an answer is given up after a minute, not after three times five.
+            "--fetch-timeout=60000",
+            "--fetch-retries=1",
             "--prefix",
         ];
         let mut npm = Command::new("npm");
