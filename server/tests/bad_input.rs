@@ -47,7 +47,7 @@ async fn a_bad_field_of_a_completion_is_named_with_value_and_limit() {
         (json!({"prompt": "a", "min_p": 1.5}), "min_p", &["1.5"]),
         (json!({"prompt": "a", "n": 0}), "n", &["0", "128"]),
         (json!({"prompt": "a", "n": 1_000_000_000}), "n", &["1000000000", "128"]),
-        (json!({"prompt": vec!["x"; 9], "n": 128}), "n", &["1152", "1024"]),
+        (json!({"prompt": vec!["x"; 9], "n": 128}), "n", &["1152", "64"]),
         (json!({"prompt": "a", "n": 1.5}), "n", &["1.5"]),
         (
             json!({"prompt": "a", "logprobs": 1_000_000}),
@@ -343,6 +343,20 @@ async fn keys_guard_every_route_but_the_probes() {
             .expect("a request");
         assert_eq!(server.send(request).await.status, status, "{key}");
     }
+}
+
+#[tokio::test]
+async fn more_than_the_queue_ever_holds_is_400() {
+    let server = TestServer::with(Options {
+        max_waiting: Some(2),
+        ..Options::default()
+    });
+    let body = json!({"prompt": [[1], [2], [3]], "max_tokens": 1});
+    let error = server.post(COMPLETIONS, &body).await.error(400);
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("3 samples; at most 2"), "{message}");
+    let fits = json!({"prompt": [[1], [2]], "max_tokens": 1});
+    assert_eq!(server.post(COMPLETIONS, &fits).await.status, 200);
 }
 
 #[tokio::test]

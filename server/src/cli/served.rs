@@ -144,7 +144,8 @@ impl ServedArgs {
                 prompts: http.max_prompts,
                 samples: Limits::default().samples.max(http.max_prompts),
                 ..Limits::default()
-            },
+            }
+            .within(self.engine.scheduling.max_waiting),
             serving: ServingDefaults {
                 exclude_tools_when_tool_choice_none: self.parsers.excludes_tools(),
                 ..self.serving.defaults()

@@ -37,6 +37,18 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// The same where so many requests may wait: one that asks for more would be told to come back, and only luck would
+    /// help it then.
+    #[must_use]
+    pub fn within(self, max_waiting: u32) -> Limits {
+        Limits {
+            samples: self.samples.min(max_waiting as usize),
+            ..self
+        }
+    }
+}
+
 /// The operator's defaults for requests, and the optional routes and fields. Defaults are vLLM's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServingDefaults {

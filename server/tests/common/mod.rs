@@ -100,7 +100,8 @@ impl TestServer {
         config.model.max_model_len = options.max_model_len.or(config.model.max_model_len);
         config.lora = options.lora_config;
         config.sleep_mode = options.sleep_mode;
-        config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
+        let max_waiting = options.max_waiting.unwrap_or(64);
+        config.scheduler.max_waiting = max_waiting;
         config.grammars.max_compile_time = NEVER;
         config.guides.max_mask_time = NEVER;
         config.model.load_format = match options.dummy_weights {
@@ -150,7 +151,8 @@ impl TestServer {
             limits: Limits {
                 body_bytes: options.body_bytes.unwrap_or(1 << 20),
                 ..Limits::default()
-            },
+            }
+            .within(max_waiting),
             serving: options.serving,
             hooks: Arc::new(hooks),
             priority_scheduling: false,
