@@ -242,61 +242,36 @@ HALYARD_WGMMA_SHARED(bf16)
 HALYARD_WGMMA_SHARED(f16)
 #undef HALYARD_WGMMA_SHARED
 
-// The same for other numbers of columns, 32 bytes deep: of u8, codes of E4M3, that is 32 products.
-#define HALYARD_WGMMA_FEW_COLUMNS(type, what, in_order)                                            \
-    template <> struct WgmmaShared<type, 8, 0> {                                                   \
-        static __device__ __forceinline__ void run(float (&d)[4], u64 a, u64 b, int accumulate) {  \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"                               \
-                         "wgmma.mma_async.sync.aligned.m64n8" what " {%0,%1,%2,%3}"                \
-                         ", %4, %5, p, 1, 1" in_order ";\n}"                                       \
-                         : HALYARD_D4(d, 0)                                                        \
-                         : "l"(a), "l"(b), "r"(accumulate));                                       \
-        }                                                                                          \
-    };                                                                                             \
-    template <> struct WgmmaShared<type, 16, 0> {                                                  \
-        static __device__ __forceinline__ void run(float (&d)[8], u64 a, u64 b, int accumulate) {  \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                              \
-                         "wgmma.mma_async.sync.aligned.m64n16" what " {%0,%1,%2,%3,%4,%5,%6,%7}"   \
-                         ", %8, %9, p, 1, 1" in_order ";\n}"                                       \
-                         : HALYARD_D8(d, 0)                                                        \
-                         : "l"(a), "l"(b), "r"(accumulate));                                       \
-        }                                                                                          \
+// The same for other numbers of columns, 32 bytes deep: of u8, codes of E4M3, that is 32 products. `to`, `operands` and
+// `given` are the numbers of the assembler's operands: sums, matrices, whether to accumulate.
+#define HALYARD_WGMMA_COLUMNS(type, columns, what, in_order, to, operands, given, ...)                            \
+    template <> struct WgmmaShared<type, columns, 0> {                                                            \
+        static __device__ __forceinline__ void run(float (&d)[columns / 2], u64 a, u64 b, int accumulate) {       \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " given ", 0;\n"                                       \
+                         "wgmma.mma_async.sync.aligned.m64n" #columns what " " to ", " operands ", p, 1, 1" in_order \
+                         ";\n}"                                                                                   \
+                         : __VA_ARGS__                                                                            \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                      \
+        }                                                                                                         \
     };
-#define HALYARD_WGMMA_COLUMNS(type, what, in_order)                                                \
-    template <> struct WgmmaShared<type, 56, 0> {                                                  \
-        static __device__ __forceinline__ void run(float (&d)[28], u64 a, u64 b, int accumulate) { \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %30, 0;\n"                              \
-                         "wgmma.mma_async.sync.aligned.m64n56" what " " HALYARD_R28                \
-                         ", %28, %29, p, 1, 1" in_order ";\n}"                                     \
-                         : HALYARD_D8(d, 0), HALYARD_D8(d, 8), HALYARD_D8(d, 16), HALYARD_D4(d, 24) \
-                         : "l"(a), "l"(b), "r"(accumulate));                                       \
-        }                                                                                          \
-    };                                                                                             \
-    template <> struct WgmmaShared<type, 64, 0> {                                                  \
-        static __device__ __forceinline__ void run(float (&d)[32], u64 a, u64 b, int accumulate) { \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                              \
-                         "wgmma.mma_async.sync.aligned.m64n64" what " " HALYARD_N32                \
-                         ", %32, %33, p, 1, 1" in_order ";\n}"                                     \
-                         : HALYARD_D32(d, 0)                                                       \
-                         : "l"(a), "l"(b), "r"(accumulate));                                       \
-        }                                                                                          \
-    };                                                                                             \
-    template <> struct WgmmaShared<type, 112, 0> {                                                 \
-        static __device__ __forceinline__ void run(float (&d)[56], u64 a, u64 b, int accumulate) { \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"                              \
-                         "wgmma.mma_async.sync.aligned.m64n112" what " " HALYARD_R56               \
-                         ", %56, %57, p, 1, 1" in_order ";\n}"                                     \
-                         : HALYARD_D32(d, 0), HALYARD_D8(d, 32), HALYARD_D8(d, 40), HALYARD_D8(d, 48) \
-                         : "l"(a), "l"(b), "r"(accumulate));                                       \
-        }                                                                                          \
-    };
-HALYARD_WGMMA_FEW_COLUMNS(bf16, "k16.f32.bf16.bf16", ", 0, 0")
-HALYARD_WGMMA_FEW_COLUMNS(f16, "k16.f32.f16.f16", ", 0, 0")
-HALYARD_WGMMA_COLUMNS(bf16, "k16.f32.bf16.bf16", ", 0, 0")
-HALYARD_WGMMA_COLUMNS(f16, "k16.f32.f16.f16", ", 0, 0")
-HALYARD_WGMMA_COLUMNS(u8, "k32.f32.e4m3.e4m3", "")
+#define HALYARD_WGMMA_8_16(type, what, in_order)                                                            \
+    HALYARD_WGMMA_COLUMNS(type, 8, what, in_order, "{%0,%1,%2,%3}", "%4, %5", "%6", HALYARD_D4(d, 0))       \
+    HALYARD_WGMMA_COLUMNS(type, 16, what, in_order, "{%0,%1,%2,%3,%4,%5,%6,%7}", "%8, %9", "%10",           \
+                          HALYARD_D8(d, 0))
+#define HALYARD_WGMMA_56_64_112(type, what, in_order)                                                       \
+    HALYARD_WGMMA_COLUMNS(type, 56, what, in_order, HALYARD_R28, "%28, %29", "%30", HALYARD_D8(d, 0),       \
+                          HALYARD_D8(d, 8), HALYARD_D8(d, 16), HALYARD_D4(d, 24))                           \
+    HALYARD_WGMMA_COLUMNS(type, 64, what, in_order, HALYARD_N32, "%32, %33", "%34", HALYARD_D32(d, 0))      \
+    HALYARD_WGMMA_COLUMNS(type, 112, what, in_order, HALYARD_R56, "%56, %57", "%58", HALYARD_D32(d, 0),     \
+                          HALYARD_D8(d, 32), HALYARD_D8(d, 40), HALYARD_D8(d, 48))
+HALYARD_WGMMA_8_16(bf16, "k16.f32.bf16.bf16", ", 0, 0")
+HALYARD_WGMMA_8_16(f16, "k16.f32.f16.f16", ", 0, 0")
+HALYARD_WGMMA_56_64_112(bf16, "k16.f32.bf16.bf16", ", 0, 0")
+HALYARD_WGMMA_56_64_112(f16, "k16.f32.f16.f16", ", 0, 0")
+HALYARD_WGMMA_56_64_112(u8, "k32.f32.e4m3.e4m3", "")
+#undef HALYARD_WGMMA_8_16
+#undef HALYARD_WGMMA_56_64_112
 #undef HALYARD_WGMMA_COLUMNS
-#undef HALYARD_WGMMA_FEW_COLUMNS
 #undef HALYARD_N256
 #undef HALYARD_R28
 #undef HALYARD_R56
