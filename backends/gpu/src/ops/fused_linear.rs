@@ -406,11 +406,7 @@ impl Fused {
 
     /// Runs the region's ops from node `first` on, one after another.
     pub(super) fn encode_parts(&self, first: usize, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let with_norm = first == 0
-            && self
-                .plan
-                .as_ref()
-                .is_some_and(|plan| plan.steps.iter().all(Step::norms));
+        let with_norm = first == 0 && self.tiles.as_ref().is_some_and(DenseTiles::computes_norm);
         let Some((tiles, call)) = self.in_tiles(operands, with_norm) else {
             return self.parts.encode(first.., encoding, operands);
         };

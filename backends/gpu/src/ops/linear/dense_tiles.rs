@@ -72,32 +72,30 @@ struct Form {
     rows: u32,
     splits: u32,
     stages: [u32; 2],
+    /// A piece of the ring also has a scale a row.
+    has_scales: bool,
 }
 
 impl Form {
-    /// Of blocks with the number of tokens of this index, without scales.
+    /// Of blocks with the number of tokens of this index.
     fn shared_bytes(self, of: usize) -> u32 {
-        1024 + self.stages[of] * (self.rows + TOKENS[of]) * ROW_BYTES
+        let scales = if self.has_scales { 4 * self.rows } else { 0 };
+        1024 + self.stages[of] * ((self.rows + TOKENS[of]) * ROW_BYTES + scales)
     }
 
-    /// The same with a scale a row in each piece of the ring, which is as much shorter as need be.
+    /// The same with scales in its ring, which is as much shorter as need be.
     fn with_scales(self, facts: &Facts) -> Form {
-        let fits = |of: usize, stages: u32| {
-            let form = Form {
-                stages: [stages; 2],
-                ..self
-            };
-            form.shared_bytes(of) + form.bytes_of_scales(of) <= facts.max_shared_bytes
+        let form = |stages| Form {
+            stages: [stages; 2],
+            has_scales: true,
+            ..self
         };
+        let fits = |of: usize, stages: u32| form(stages).shared_bytes(of) <= facts.max_shared_bytes;
         let shorter = |of: usize| (1..=self.stages[of]).rev().find(|&stages| fits(of, stages));
         Form {
             stages: [0, 1].map(|of| shorter(of).unwrap_or(1)),
-            ..self
+            ..form(1)
         }
-    }
-
-    fn bytes_of_scales(self, of: usize) -> u32 {
-        4 * self.stages[of] * self.rows
     }
 }
 
@@ -128,7 +126,12 @@ fn form(rings: &[Ring], n: u32, row_bytes: u32, facts: &Facts) -> Option<Form> {
         let runs =
             |&splits: &u32| tiles * splits <= at_once(splits, sms) && row_bytes / ROW_BYTES >= splits * MIN_PIECES;
         let splits = ring.splits.clone().rev().find(runs)?;
-        let form = Form { rows, splits, stages };
+        let form = Form {
+            rows,
+            splits,
+            stages,
+            has_scales: false,
+        };
         let fits = (0..TOKENS.len()).all(|of| form.shared_bytes(of) <= facts.max_shared_bytes);
         (tiles * splits * 100 >= sms * ring.least && fits).then_some(form)
     })
@@ -160,7 +163,6 @@ pub(in crate::ops) struct DenseTiles {
     layout: WeightLayout,
     /// Of each number of tokens that calls need.
     functions: Vec<Function>,
-    shared_bytes: [u32; 2],
     /// Most tokens.
     most_tokens: u32,
     /// Over 8-bit weights: of tokens as they are, and of tokens to norm first.
@@ -256,10 +258,6 @@ impl DenseTiles {
             true => Some(RoundTokens::prepare(cx, op, layout, true)?),
             false => None,
         };
-        let shared_bytes = [0, 1].map(|of| match layout {
-            RECORDS => form.shared_bytes(of) + form.bytes_of_scales(of),
-            _ => form.shared_bytes(of),
-        });
         let function = |of: usize| {
             let names = [form.rows, TOKENS[of], form.splits, form.stages[of]].map(|v| v.to_string());
             let defines = [
@@ -273,14 +271,13 @@ impl DenseTiles {
                 ("GATE", fusion.gate),
                 ("RECORDS", if layout == RECORDS { "1" } else { "0" }),
             ];
-            cx.function(LINEAR_HOPPER, &defines, "linear_hopper", shared_bytes[of])
+            cx.function(LINEAR_HOPPER, &defines, "linear_hopper", form.shared_bytes(of))
         };
         let most_tokens = DenseTiles::most_tokens(layout).min(op.max_tokens);
         let needed = (0..TOKENS.len()).filter(|&of| of == 0 || TOKENS[of - 1] < most_tokens);
         Ok(Some(DenseTiles {
             form,
             layout,
-            shared_bytes,
             functions: needed.map(function).collect::<Result<_>>()?,
             most_tokens,
             rounding,
@@ -289,6 +286,11 @@ impl DenseTiles {
             n: op.out_features,
             k: op.in_features,
         }))
+    }
+
+    /// Whether it was compiled to compute the norm of a region, too.
+    pub(in crate::ops) fn computes_norm(&self) -> bool {
+        self.rounding_normed.is_some()
     }
 
     /// Where scales of rounded tokens stand in scratch, behind their codes.
@@ -346,7 +348,7 @@ impl DenseTiles {
             call.out.len().div_ceil(TOKENS[of]),
             self.form.splits,
         ];
-        encoding.launch(self.functions[of], grid, THREADS, self.shared_bytes[of], &args);
+        encoding.launch(self.functions[of], grid, THREADS, self.form.shared_bytes(of), &args);
     }
 
     fn call(&self, call: &Call) -> SmallBatchCall {
