@@ -67,7 +67,14 @@ pub(crate) fn quantize_groups(format: WeightFormat, values: &[f32], row: &mut Ve
     let group = format.block_values();
     let mut codes = [0i8; MAX_GROUP];
     let is_small = format.narrowed(16) == Some(WeightFormat::U4G16);
-    let is_float = format.layout().codes == Codes::E4m3;
+    if format.layout().codes == Codes::E4m3 {
+        let mut codes = [0u8; MAX_GROUP];
+        for values in values.chunks_exact(group) {
+            row.extend(e4m3_codes(values, &mut codes[..group]).to_le_bytes());
+            row.extend(&codes[..group]);
+        }
+        return;
+    }
     for values in values.chunks_exact(group) {
         let (low, high) = bounds(values);
         let (scale, zero, range) = match is_small {
@@ -80,15 +87,10 @@ pub(crate) fn quantize_groups(format: WeightFormat, values: &[f32], row: &mut Ve
                 };
                 (scale, zero, (0.0, 15.0))
             }
-            false if is_float => (high.max(-low) / 448.0, 0.0, (0.0, 0.0)),
             false => (high.max(-low) / 127.0, 0.0, (-127.0, 127.0)),
         };
         let codes = &mut codes[..group];
-        if is_float && scale > 0.0 {
-            for (code, value) in codes.iter_mut().zip(values) {
-                *code = e4m3::from_f32(value / scale) as i8;
-            }
-        } else if scale > 0.0 {
+        if scale > 0.0 {
             for (code, value) in codes.iter_mut().zip(values) {
                 *code = small_integer((rounded(value / scale) + zero).clamp(range.0, range.1));
             }
@@ -139,13 +141,18 @@ fn small_integer(x: f32) -> i8 {
 /// One canonical row of 8-bit floats: the largest magnitude becomes 448. What the op `quantize_act` gives by its scheme
 /// `Fp8Row`. `row` has [`WeightFormat::row_bytes`] bytes.
 pub fn quantize_e4m3(values: &[f32], row: &mut [u8]) {
+    let (codes, tail) = row.split_at_mut(values.len());
+    tail.copy_from_slice(&e4m3_codes(values, codes).to_le_bytes());
+}
+
+/// Writes values as 8-bit floats, of which the largest magnitude becomes 448, and returns their scale.
+fn e4m3_codes(values: &[f32], codes: &mut [u8]) -> f32 {
     let largest = values.iter().fold(0.0f32, |max, value| max.max(value.abs()));
     let scale = largest / 448.0;
-    let (codes, tail) = row.split_at_mut(values.len());
     for (code, &value) in codes.iter_mut().zip(values) {
         *code = if scale == 0.0 { 0 } else { e4m3::from_f32(value / scale) };
     }
-    tail.copy_from_slice(&scale.to_le_bytes());
+    scale
 }
 
 #[cfg(test)]
