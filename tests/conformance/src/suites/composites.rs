@@ -175,6 +175,15 @@ impl Block {
         arg
     }
 
+    /// The same added to itself: it errs by twice as much.
+    fn twice(&self, width: u32) -> Arg {
+        let mut arg = self.out(width);
+        if let (true, Check::Near(tolerance, _)) = (self.rounded, &mut arg.check) {
+            tolerance.abs *= 2.0;
+        }
+        arg
+    }
+
     /// What lies between.
     fn between(&self, width: u32) -> Arg {
         let out = self.out(width);
@@ -276,7 +285,7 @@ impl Block {
                 .chain(weights)
                 .chain([self.between(width)])
                 .chain(parts)
-                .chain([self.between(inner), self.out(width), self.out(width)])
+                .chain([self.between(inner), self.out(width), self.twice(width)])
                 .collect(),
             nodes: [(rms_norm.into(), vec![0, 1, 4])]
                 .into_iter()
