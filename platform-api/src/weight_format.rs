@@ -170,7 +170,8 @@ pub struct FormatLayout {
     pub group: usize,
     /// What codes are.
     pub codes: Codes,
-    /// The format that is offered to a platform that refuses this one; `None`: it is canonical itself, or plain.
+    /// What is offered to a platform that refuses this one, in groups that divide the row (see `narrowed`); `None`: it
+    /// is canonical itself, or plain.
     pub canonical: Option<WeightFormat>,
 }
 
@@ -218,7 +219,7 @@ impl WeightFormat {
             F::Q8_0 => row("Q8_0", [32, 34, 0, 32], integer(-128)).or(F::I8G32),
             F::Q4K => row("Q4_K", [256, 144, 0, 32], integer(0)).or(F::U4G32),
             F::Q6K => row("Q6_K", [256, 210, 0, 16], integer(-32)).or(F::I8G16),
-            F::F8E4M3 => row("F8_E4M3", [1, 1, 4, 0], Codes::E4m3),
+            F::F8E4M3 => row("F8_E4M3", [1, 1, 4, 0], Codes::E4m3).or(F::F8G128),
             F::Q5_1 => row("Q5_1", [32, 24, 0, 32], integer(0)).or(F::I8G32),
             F::Q2K => row("Q2_K", [256, 84, 0, 16], integer(0)).or(F::U4G16),
             F::Q3K => row("Q3_K", [256, 110, 0, 16], integer(-4)).or(F::U4G16),
@@ -297,11 +298,11 @@ impl WeightFormat {
     }
 
     /// The canonical format with this format's codes whose group divides `columns` and this format's group: the
-    /// largest such. `None` where there is none, or this format is plain or has one scale a row.
+    /// largest such. Any group divides a row that has one scale. `None` where there is none, or this format is plain.
     pub fn narrowed(self, columns: usize) -> Option<WeightFormat> {
         let own = self.layout();
         let canonical = own.canonical.unwrap_or(self);
-        if own.group == 0 || !canonical.is_canonical() {
+        if !canonical.is_canonical() {
             return None;
         }
         let wanted = canonical.layout();

@@ -87,11 +87,20 @@ pub fn convert_row(from: WeightFormat, to: WeightFormat, row: &[u8], out: &mut V
         (Codes::E4m3, Codes::E4m3) => Some(0),
         _ => None,
     };
-    let fits = to.is_canonical() && own.group > 0 && own.group.is_multiple_of(wanted.group);
+    // A row with one scale holds groups of any size.
+    let fits = to.is_canonical() && !from.is_plain() && own.group.is_multiple_of(wanted.group);
     let (Some(shift), true) = (shift, fits) else {
         return Err(Error::invalid(format!("rows of {} as {}", from.name(), to.name())));
     };
     let (blocks, tail) = row.split_at(row.len() - own.row_tail_bytes);
+    if own.group == 0 {
+        let scale = float(tail, 0);
+        for codes in blocks.chunks_exact(wanted.group) {
+            out.extend(scale.to_le_bytes());
+            out.extend(codes);
+        }
+        return Ok(());
+    }
     let mut unpacked = Unpacked::default();
     for block in blocks.chunks_exact(own.block_bytes) {
         unpack(from, block, tail, &mut unpacked);

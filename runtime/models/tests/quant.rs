@@ -105,6 +105,26 @@ fn canonical_forms_have_the_values_of_the_format() {
     ] {
         assert!(converted.contains(&pair), "{pair:?}");
     }
+    // A row with one scale: every code that is a number, in groups of each size that divides it.
+    let mut bytes: Vec<u8> = (0..=255)
+        .map(|code| if code & 0x7f == 0x7f { 0 } else { code })
+        .collect();
+    bytes.extend(0.75f32.to_le_bytes());
+    let mut values = vec![0.0; 256];
+    dequantize(WeightFormat::F8E4M3, &bytes, &mut values).unwrap();
+    for (columns, to) in [
+        (256, WeightFormat::F8G128),
+        (192, WeightFormat::F8G64),
+        (96, WeightFormat::F8G32),
+    ] {
+        assert_eq!(WeightFormat::F8E4M3.narrowed(columns), Some(to));
+        let mut row = Vec::new();
+        convert_row(WeightFormat::F8E4M3, to, &bytes, &mut row).unwrap();
+        let mut again = vec![0.0; 256];
+        dequantize(to, &row, &mut again).unwrap();
+        assert_eq!(values, again, "F8E4M3 as {to:?}");
+    }
+    assert_eq!(WeightFormat::F8E4M3.narrowed(37), None);
     let error = convert_row(WeightFormat::U4G32, WeightFormat::U4G128, &[0; 96], &mut Vec::new());
     assert!(error.unwrap_err().message.contains("U4_G32"));
 }

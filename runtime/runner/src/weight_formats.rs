@@ -27,6 +27,8 @@ struct Settled {
     /// The first weight that it was settled for.
     role: Role,
     stored: WeightFormat,
+    /// What was asked for, in this order.
+    forms: Vec<WeightFormat>,
     taken: WeightFormat,
     /// Every format that was refused, with the platform's reason.
     refused: Vec<String>,
@@ -69,13 +71,14 @@ impl<'a> WeightFormats<'a> {
             Role::Layer(_, Part::Weight(LinearOf::KeyUp | LinearOf::ValueUp)) => Reader::Heads,
             _ => Reader::Linear,
         };
+        let forms = candidates(stored, self.columns(role));
         let mut settled = self.settled.borrow_mut();
-        if let Some(known) = settled.iter().find(|s| s.reader == reader && s.stored == stored) {
+        if let Some(known) = settled.iter().find(|s| s.reader == reader && s.forms == forms) {
             return Ok(known.taken);
         }
         let mut refused = Vec::new();
         let mut taken = stored;
-        for format in candidates(stored) {
+        for &format in &forms {
             match self.device.ops().support(&self.spec(reader, role, format)) {
                 Ok(_) => {
                     taken = format;
@@ -88,16 +91,22 @@ impl<'a> WeightFormats<'a> {
             reader,
             role,
             stored,
+            forms,
             taken,
             refused,
         });
         Ok(taken)
     }
 
+    /// Values of a row of a weight.
+    fn columns(&self, role: Role) -> usize {
+        self.files.weights.shape(role).last().copied().unwrap_or(0)
+    }
+
     /// The op that reads a weight, in a format.
     fn spec(&self, reader: Reader, role: Role, weight: WeightFormat) -> OpSpec {
         let shape = self.files.weights.shape(role);
-        let (rows, columns) = (shape[0] as u32, shape[shape.len() - 1] as u32);
+        let (rows, columns) = (shape[0] as u32, self.columns(role) as u32);
         let (act, max_tokens) = (self.options.act, self.options.max_tokens);
         match reader {
             Reader::Embedding => Embedding {
@@ -151,7 +160,7 @@ impl<'a> WeightFormats<'a> {
             return error;
         };
         for settled in self.settled.borrow().iter() {
-            let is_refused = settled.refused.len() == candidates(settled.stored).len();
+            let is_refused = settled.refused.len() == settled.forms.len();
             if is_refused {
                 let forms = settled.refused.join("; ");
                 missing.push(format!(
@@ -212,12 +221,13 @@ impl<'a> WeightFormats<'a> {
     }
 }
 
-/// The forms of a format, in the order of asking: each holds every value. F32 is the last one: it costs memory, and
-/// every platform takes it.
-fn candidates(stored: WeightFormat) -> Vec<WeightFormat> {
+/// The forms of a format whose rows have so many values, in the order of asking: each holds every value. F32 is the
+/// last one: it costs memory, and every platform takes it.
+fn candidates(stored: WeightFormat, columns: usize) -> Vec<WeightFormat> {
+    let canonical = stored.layout().canonical.and_then(|_| stored.narrowed(columns));
     let plain = (stored == WeightFormat::Mxfp4).then_some(WeightFormat::BF16);
     std::iter::once(stored)
-        .chain(stored.layout().canonical)
+        .chain(canonical)
         .chain(plain)
         .chain([WeightFormat::F32])
         .collect()
