@@ -407,8 +407,31 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
     }
     // Canonical formats differ in how a value is read: shapes with many tokens, which take the time, run with one
     // format of each kind of codes.
-    use WeightFormat::{E2M1G32, F8G128, I8G32, Nf4G64, U4G128};
-    let is_one_of_a_kind = matches!(format, U4G128 | I8G32 | E2M1G32 | Nf4G64 | F8G128);
+    use WeightFormat::{E2M1G16, E2M1G32, F8G128, I8G32, Nf4G64, U4G128};
+    if format.is_canonical() {
+        // Eights of rows, which a backend may keep together, and inputs of odd places.
+        shapes.extend([(1, 1, few, 24, true), (4, 2, few, 40, false)]);
+    }
+    if format.is_canonical() && format.block_values() == 16 {
+        shapes.push((4, 1, 48, 24, true));
+    }
+    if matches!(format, U4G128 | I8G32 | E2M1G16 | E2M1G32 | F8G128) {
+        // The same with ever more choices an expert, and a depth of several groups that is no whole number of them. In
+        // f32 a depth of few groups: a minimum summed by itself cancels most of the codes' sum, and what is left has
+        // the error of both.
+        let deep = match dtype {
+            DType::F32 => few,
+            _ if format.block_values() == 128 => 640,
+            _ => 672,
+        };
+        shapes.extend([
+            (15, 2, deep, 72, true),
+            (40, 1, deep, 264, true),
+            (100, 2, deep, 136, false),
+            (250, 1, few, 136, true),
+        ]);
+    }
+    let is_one_of_a_kind = matches!(format, U4G128 | I8G32 | E2M1G16 | E2M1G32 | Nf4G64 | F8G128);
     let all = !format.is_canonical() || (is_one_of_a_kind && dtype != DType::F16);
     for (tokens, inputs, k, n, bias) in shapes.into_iter().filter(|shape| all || shape.0 <= 4) {
         let name = format!("{tokens} x {inputs} x {k} -> {n}, bias {bias}");

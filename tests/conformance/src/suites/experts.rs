@@ -12,16 +12,21 @@ use crate::cases::weight;
 use crate::random::Random;
 use crate::tolerance::Class;
 
-const WIDTH: u32 = 64;
-const INNER: u32 = 96;
+/// Of weights of which a row may have any number of values, and of groups of up to 128.
+const SMALL: [u32; 2] = [64, 96];
+const WHOLE: [u32; 2] = [128, 256];
 
 /// Layers of experts, with ever more choices an expert, and a rank that has the last two of three.
 pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
-    for (act, private) in [
-        (DType::BF16, true),
-        (DType::F16, true),
-        (DType::BF16, false),
-        (DType::F32, true),
+    for (act, private, format) in [
+        (DType::BF16, true, WeightFormat::BF16),
+        (DType::F16, true, WeightFormat::F16),
+        (DType::BF16, false, WeightFormat::BF16),
+        (DType::F32, true, WeightFormat::F32),
+        (DType::BF16, true, WeightFormat::U4G128),
+        (DType::BF16, true, WeightFormat::F8G128),
+        (DType::BF16, true, WeightFormat::E2M1G32),
+        (DType::F16, true, WeightFormat::E2M1G16),
     ] {
         if !device.info().compute_dtypes.contains(act) {
             continue;
@@ -36,37 +41,45 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
             (250, false),
             (250, true),
         ] {
-            let case = layer(seed, act, private, tokens, of_a_rank);
+            let case = layer(seed, act, private, format, tokens, of_a_rank);
             let outcome = check(device, oracle, &case, false);
             let between = if private { ", private between" } else { "" };
             let rank = if of_a_rank { " of a rank" } else { "" };
-            let name = format!("a layer{rank} in {act:?}, {tokens} tokens{between}");
+            let over = match format.is_canonical() {
+                true => format!(" over {format:?}"),
+                false => String::new(),
+            };
+            let name = format!("a layer{rank} in {act:?}{over}, {tokens} tokens{between}");
             note(report, "experts", &name, outcome);
         }
     }
 }
 
 /// gate and up → gating → down → combine → add, over chosen experts.
-fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> Case {
+fn layer(seed: u64, act: DType, private: bool, format: WeightFormat, tokens: u32, of_a_rank: bool) -> Case {
     const EXPERTS: u32 = 3;
     const TOP_K: u32 = 2;
+    let [hidden_width, inner] = if format.is_canonical() { WHOLE } else { SMALL };
     let mut random = Random::of(seed, &format!("experts {act:?} {tokens}"));
     let (first_expert, here) = if of_a_rank { (1, EXPERTS - 1) } else { (0, EXPERTS) };
     let units = |random: &mut Random, dtype, shape: &[u32]| {
         let values = random.units(shape.iter().product::<u32>() as usize);
         Arg::floats(dtype, shape, &values)
     };
-    let hidden = units(&mut random, act, &[tokens, WIDTH]);
-    let x = units(&mut random, act, &[tokens, 1, WIDTH]);
+    let hidden = units(&mut random, act, &[tokens, hidden_width]);
+    // Wide rows of canonical formats, whose minima add up, would make results of hundreds, of which 16-bit types round
+    // whole numbers away between the ops.
+    let scale = if format.is_canonical() { 0.25 } else { 1.0 };
+    let x: Vec<f32> = random
+        .units((tokens * hidden_width) as usize)
+        .iter()
+        .map(|v| v * scale)
+        .collect();
+    let x = Arg::floats(act, &[tokens, 1, hidden_width], &x);
     let choices: Vec<i32> = (0..tokens as i32)
         .flat_map(|t| [t % 3, (t + 1 + t / 3 % 2) % 3])
         .collect();
     let weights = units(&mut random, DType::F32, &[tokens, TOP_K]);
-    let format = match act {
-        DType::F16 => WeightFormat::F16,
-        DType::BF16 => WeightFormat::BF16,
-        _ => WeightFormat::F32,
-    };
     let mut matrix = |node: usize, rows: u32, width: u32| Arg {
         contents: Contents::Weight {
             node,
@@ -76,13 +89,13 @@ fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> 
         ..Arg::bytes(DType::U8, &[0], Vec::new())
     };
     let (gate, up, down) = (
-        matrix(0, INNER, WIDTH),
-        matrix(1, INNER, WIDTH),
-        matrix(3, WIDTH, INNER),
+        matrix(0, inner, hidden_width),
+        matrix(1, inner, hidden_width),
+        matrix(3, hidden_width, inner),
     );
     let out = |shape: &[u32]| {
         let class = Class::Product {
-            terms: INNER as usize,
+            terms: inner as usize,
             act,
         };
         let mut arg = Arg::floats(act, shape, &vec![0.0; shape.iter().product::<u32>() as usize]).checked(class);
@@ -104,7 +117,7 @@ fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> 
         }
         false => out(shape),
     };
-    let by_choice = [tokens, TOP_K, INNER];
+    let by_choice = [tokens, TOP_K, inner];
     let linear = |in_features, out_features| MoeLinear {
         in_features,
         out_features,
@@ -117,17 +130,17 @@ fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> 
         total_experts: if of_a_rank { EXPERTS } else { 0 },
         allow_quantized_act: false,
     };
-    let width = TOP_K * INNER;
+    let gated = TOP_K * inner;
     let gating = match tokens {
         16 => GeluMul {
-            width,
+            width: gated,
             dtype: act,
             kind: GeluKind::Tanh,
         }
         .into(),
-        _ => SiluMul::plain(width, act).into(),
+        _ => SiluMul::plain(gated, act).into(),
     };
-    let slice = |of: usize| Arg::slice(act, &[tokens, width], of, 0);
+    let slice = |of: usize| Arg::slice(act, &[tokens, gated], of, 0);
     Case {
         op: "experts",
         variant: String::new(),
@@ -145,21 +158,21 @@ fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> 
             between(&by_choice),
             between(&by_choice),
             between(&by_choice),
-            between(&[tokens, TOP_K, WIDTH]),
-            between(&[tokens, WIDTH]),
+            between(&[tokens, TOP_K, hidden_width]),
+            between(&[tokens, hidden_width]),
             slice(7),
             slice(8),
             slice(9),
-            out(&[tokens, WIDTH]),
+            out(&[tokens, hidden_width]),
         ],
         nodes: vec![
-            (linear(WIDTH, INNER).into(), vec![1, 4, 2, 7, ABSENT]),
-            (linear(WIDTH, INNER).into(), vec![1, 5, 2, 8, ABSENT]),
+            (linear(hidden_width, inner).into(), vec![1, 4, 2, 7, ABSENT]),
+            (linear(hidden_width, inner).into(), vec![1, 5, 2, 8, ABSENT]),
             (gating, vec![12, 13, 14]),
-            (linear(INNER, WIDTH).into(), vec![9, 6, 2, 10, ABSENT]),
+            (linear(inner, hidden_width).into(), vec![9, 6, 2, 10, ABSENT]),
             (
                 MoeCombine {
-                    width: WIDTH,
+                    width: hidden_width,
                     top_k: TOP_K,
                     dtype: act,
                 }
@@ -168,7 +181,7 @@ fn layer(seed: u64, act: DType, private: bool, tokens: u32, of_a_rank: bool) -> 
             ),
             (
                 Add {
-                    width: WIDTH,
+                    width: hidden_width,
                     dtype: act,
                 }
                 .into(),
