@@ -47,7 +47,9 @@ use crate::view::View;
 pub(super) use self::call::rows_aligned;
 pub(super) use self::dense_tiles::DenseTiles;
 pub(super) use self::fusion::{Fusion, SmallBatchCall};
-pub(super) use self::layout::{RECORD_ROWS, WeightLayout, scales_at};
+pub(super) use self::groups_tiles::{HOPPER_ROWS, HOPPER_THREADS, hopper_ring_bytes};
+pub(super) use self::layout::{RECORD_ROWS, WeightLayout, has_bytes, has_minima, has_operands, plane_bytes, scales_at};
+pub(super) use self::quantized::Pack;
 pub(super) use self::small_batch::SmallBatch;
 
 /// Bytes of canonical weights that a packing kernel takes at a time.
@@ -280,19 +282,35 @@ impl Kernel for Linear {
             let to = dst + u64::from(first_row) * row_bytes;
             return packer.copy(to, bytes, source, 0, bytes, bytes, 1);
         }
-        // In pieces of whole rows that fit the packer's staging memory.
-        let piece = (PACK_BYTES / row_bytes.max(1)).clamp(1, u64::from(u32::MAX)) as u32;
-        let mut done = 0;
-        while done < num_rows {
-            let count = piece.min(num_rows - done);
-            let from = packer.on_device(source, u64::from(done) * row_bytes, u64::from(count) * row_bytes)?;
-            let mut encoding = Encoding::default();
-            prepared.kernels.pack(&mut encoding, from, dst, first_row + done, count);
-            packer.run(&encoding)?;
-            done += count;
-        }
-        Ok(())
+        pack_in_pieces(packer, source, row_bytes, num_rows, |encoding, from, done, count| {
+            prepared.kernels.pack(encoding, from, dst, first_row + done, count);
+        })
     }
+}
+
+/// Packs rows in pieces of whole ones that fit the packer's staging memory. `pack` appends what packs rows that lie on
+/// the device: where, after how many others, and how many.
+///
+/// # Errors
+/// Errors of the packer.
+pub(super) fn pack_in_pieces(
+    packer: &dyn Packer,
+    source: RowSource<'_>,
+    row_bytes: u64,
+    num_rows: u32,
+    pack: impl Fn(&mut Encoding, DevicePtr, u32, u32),
+) -> Result<()> {
+    let piece = (PACK_BYTES / row_bytes.max(1)).clamp(1, u64::from(u32::MAX)) as u32;
+    let mut done = 0;
+    while done < num_rows {
+        let count = piece.min(num_rows - done);
+        let from = packer.on_device(source, u64::from(done) * row_bytes, u64::from(count) * row_bytes)?;
+        let mut encoding = Encoding::default();
+        pack(&mut encoding, from, done, count);
+        packer.run(&encoding)?;
+        done += count;
+    }
+    Ok(())
 }
 
 /// Whether the kernels read rows of a format.

@@ -17,7 +17,7 @@ use self::expert_list::{Elsewhere, ExpertList};
 pub(crate) use self::fused_experts::{build as build_experts, matches as matches_experts};
 use self::grouped::Grouped;
 use self::lora::{Expand, Shrink};
-use self::products::{Call, Products};
+use self::products::{Call, Products, Rows};
 use self::support::{
     Entry, MAX_EXPERTS, MAX_GRID_Y, THREADS, WARP_FEATURES, check_extents, check_inner, float, optional_vector,
     wrong_count,
@@ -26,6 +26,7 @@ use crate::driver::DevicePtr;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource, boxed};
 use crate::ops::formats::{IN_BLOCKS, code, in_blocks};
+use crate::ops::linear::{Pack, pack_in_pieces, plane_bytes};
 use crate::view::View;
 
 /// Warps of a block of [`THREADS`].
@@ -113,12 +114,14 @@ impl Kernel for Route {
 struct Linear {
     op: ops::MoeLinear,
     row_bytes: u64,
-    /// A warp a choice.
+    /// A warp a choice, over rows as they are stored.
     entry: Entry,
-    /// Over matrices of the activations' type.
+    /// Over matrices of the activations' type, and over records.
     products: Option<(ExpertList, Products)>,
-    /// Over all others.
+    /// Over all others, and where products decline.
     grouped: Option<Grouped>,
+    /// Where rows lie as records.
+    pack: Option<Pack>,
 }
 
 impl Linear {
@@ -167,7 +170,22 @@ impl Linear {
             },
             products: None,
             grouped: None,
+            pack: None,
         })
+    }
+
+    /// Compiles what packs the rows, where they lie as records, or else what reads them as they are stored.
+    fn prepare_rows(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        let op = &self.op;
+        let Some(Rows::Records(format)) = Rows::of(op, cx.facts()) else {
+            return self.entry.prepare(cx);
+        };
+        let num_rows = op.num_experts.checked_mul(op.out_features).ok_or_else(|| {
+            let text = format!("{} matrices of {} rows", op.num_experts, op.out_features);
+            Error::unsupported(text + ": at most 4294967295 rows of all together")
+        })?;
+        self.pack = Some(Pack::prepare(cx, self.entry.act, format, num_rows, op.in_features)?);
+        Ok(())
     }
 
     fn num_rows(&self) -> u64 {
@@ -177,13 +195,18 @@ impl Linear {
 
 impl Kernel for Linear {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        let defines = [("ACT", self.entry.act), (self.entry.define, self.entry.weight)];
-        self.grouped = Grouped::prepare(cx, &self.op, &defines)?;
-        self.products = match Products::prepare(cx, &self.op, None)? {
-            Some(products) => Some((ExpertList::prepare(cx, self.entry.act)?, products)),
+        self.prepare_rows(cx)?;
+        let (act, op) = (self.entry.act, &self.op);
+        let mut defines = vec![("ACT", act), (self.entry.define, self.entry.weight)];
+        if self.pack.is_some() {
+            defines.push(("RECORDS", "1"));
+        }
+        self.grouped = Grouped::prepare(cx, op, &defines)?;
+        self.products = match Products::prepare(cx, op, None)? {
+            Some(products) => Some((ExpertList::prepare(cx, act)?, products)),
             None => None,
         };
-        self.entry.prepare(cx)
+        Ok(())
     }
 
     fn scratch_bytes(&self) -> u64 {
@@ -209,11 +232,8 @@ impl Kernel for Linear {
             bias,
             bias_up: 0,
         };
-        if let Some((list, products)) = self
-            .products
-            .as_ref()
-            .filter(|(_, products)| products.suits(&self.op, &call))
-        {
+        let products = self.products.as_ref();
+        if let Some((list, products)) = products.filter(|(_, products)| products.suits(&self.op, &call)) {
             if Products::reads_list(out.len()) {
                 list.encode(encoding, &self.op, experts, call.elsewhere);
             }
@@ -223,6 +243,10 @@ impl Kernel for Linear {
         if let Some(grouped) = self.grouped.filter(|_| Grouped::suits(&self.op, x, weight, out)) {
             grouped.encode(encoding, &self.op, self.row_bytes, [x, weight, experts, out], bias);
             return Ok(());
+        }
+        if let (Some((list, products)), Some(_)) = (products, self.pack) {
+            list.encode(encoding, &self.op, experts, call.elsewhere);
+            return products.encode_any(encoding, &self.op, &call);
         }
         let choices = out.len() * self.op.top_k;
         let args = [
@@ -252,12 +276,16 @@ impl Kernel for Linear {
 
     fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
         match node {
+            0 if self.pack.is_some() => {
+                let (n, k) = (self.num_rows(), u64::from(self.op.in_features));
+                Ok(plane_bytes(self.op.weight, n, k))
+            }
             0 => Ok(self.num_rows() * self.row_bytes),
             _ => Err(Error::invalid(format!("{}: it has no node {node}", Self::NAME))),
         }
     }
 
-    /// The packed form is the canonical one.
+    /// The packed form is the stored one, or records.
     fn pack_weight(
         &self,
         packer: &dyn Packer,
@@ -274,6 +302,18 @@ impl Kernel for Linear {
                 Self::NAME,
                 self.num_rows()
             )));
+        }
+        if let Some(pack) = self.pack {
+            source.check(num_rows, self.row_bytes)?;
+            return pack_in_pieces(
+                packer,
+                source,
+                self.row_bytes,
+                num_rows,
+                |encoding, from, done, count| {
+                    pack.encode(encoding, from, dst, first_row + done, count);
+                },
+            );
         }
         let bytes = u64::from(num_rows) * self.row_bytes;
         let to = dst + u64::from(first_row) * self.row_bytes;

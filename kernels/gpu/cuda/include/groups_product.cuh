@@ -1,6 +1,6 @@
-// What products over planes of canonical groups on matrix units share (linear_groups_small, linear_groups_tile): codes
-// as operands, asynchronous copies, and the steps of a group. The planes' layout is quantized.cuh's; canonical formats
-// of whole numbers, E2M1 and E4M3 only.
+// What products over canonical groups on matrix units share, of linears and of experts: codes as operands,
+// asynchronous copies, and the steps of a group. The records' layout is quantized.cuh's; canonical formats of whole
+// numbers, E2M1 and E4M3 only.
 //
 // Sixteen rows are the A operand of m16n8k16, eight tokens the columns of B. Lane (g, t) holds 16 bytes of nibbles (32
 // of bytes) of rows g and g + 8 of a group of 128 depths: eight steps, those of a chunk at depths 4t .. 4t + 3 and 16 +
@@ -78,10 +78,20 @@ __device__ __forceinline__ void left_of(const uint4 (&low)[kWords], const uint4 
 struct Factors {
     float scale[kRuns], add[kRuns];
 };
-// From the plane of scales (`from`: shared memory).
-template <bool SCALED = true> __device__ __forceinline__ Factors factors_at(const float *from) {
-    float words[kFactors];
-    if (kFactors == 1) words[0] = from[0];
+// Of the words that a row has for a group.
+template <bool SCALED = true> __device__ __forceinline__ Factors factors_of(const float (&words)[kFactors]) {
+    Factors f;
+#pragma unroll
+    for (u32 i = 0; i < kRuns; i++) {
+        f.scale[i] = words[SCALE_WORDS * i];
+        f.add[i] = kHasMin ? words[SCALE_WORDS * i + SCALE_WORDS - 1] - kExcess : 0.f;
+        if (SCALED) f.add[i] *= f.scale[i];
+    }
+    return f;
+}
+// Those words, of a record.
+__device__ __forceinline__ void load_factors(const u8 *from, float (&words)[kFactors]) {
+    if (kFactors == 1) words[0] = *(const float *)from;
     if (kFactors == 2) {
         float2 two = *(const float2 *)from;
         words[0] = two.x;
@@ -95,14 +105,11 @@ template <bool SCALED = true> __device__ __forceinline__ Factors factors_at(cons
         words[4 * i + 2] = four.z;
         words[4 * i + 3] = four.w;
     }
-    Factors f;
-#pragma unroll
-    for (u32 i = 0; i < kRuns; i++) {
-        f.scale[i] = words[SCALE_WORDS * i];
-        f.add[i] = kHasMin ? words[SCALE_WORDS * i + SCALE_WORDS - 1] - kExcess : 0.f;
-        if (SCALED) f.add[i] *= f.scale[i];
-    }
-    return f;
+}
+template <bool SCALED = true> __device__ __forceinline__ Factors factors_at(const u8 *from) {
+    float words[kFactors];
+    load_factors(from, words);
+    return factors_of<SCALED>(words);
 }
 
 // The scaled products of a group with TILES_ times eight tokens, added to `sums`. `chunk_at(tile, chunk, b)` gives the

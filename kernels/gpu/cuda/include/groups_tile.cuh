@@ -1,14 +1,12 @@
 // What kernels that multiply tiles of canonical groups by a batch of tokens share (linear_groups_tile,
 // linear_groups_hopper): their operands, and what follows a tile's sums.
 //
-// Before it: FORMAT, ACT, OUT, TOKENS, EPILOGUE (see activate.cuh), and as constants the tile's rows (kRows) and the
-// block's threads (kThreads), a multiple of them or a part without rest.
+// Before it: FORMAT, ACT, OUT, TOKENS, EPILOGUE (see activate.cuh), and as constants the tile's rows (kRows), the
+// block's threads (kThreads), a multiple of them or a part without rest, and the floats of a token's sums in shared
+// memory (kPitch), such that neighbours are in rows and tokens in different banks.
 #pragma once
 #include "activate.cuh"
 #include "groups_product.cuh"
-
-// Floats of a token's sums in shared memory: neighbours in rows, tokens in different banks.
-constexpr u32 kPitch = kRows + 4;
 
 struct Tile {
     const ACT *x;

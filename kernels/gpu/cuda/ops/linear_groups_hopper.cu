@@ -1,22 +1,8 @@
-// The same as linear_groups_tile on Hopper's matrix units: 256 weight rows by TOKENS tokens a block. Codes become left
-// operands in registers, tokens are read from shared memory by the matrix unit itself.
+// The same as linear_groups_tile on Hopper's matrix units: 256 weight rows by TOKENS tokens a block, as
+// groups_hopper.cuh says.
 //
-// Four warpgroups multiply, 64 rows each; four more warps bring what they need, in stages of GROUPS groups of 128
-// depths: records of weights by the copy engine, tokens by asynchronous copies, as their units are swapped on the way.
-// Where the format has minima, those four also sum the tokens' values. Nobody meets anybody but at the barriers of a
-// stage, full and empty, so that warpgroups make operands while others wait for products. A run of depths that shares a
-// scale is summed from zero, and added when it is done.
-//
-// A minimum counts as a multiple of its scale, less what operands exceed codes by: bf16 holds it where zero points are
-// whole numbers, and then one more product of that by the tokens' sums, in three parts that hold them exactly, is all
-// there is to do. What bf16 does not hold is multiplied by the sums in f32, and so is all of it in f16, whose range the
-// sums leave.
-//
-// A lane's codes for the unit's order of depths lie with two other lanes of the records' order (quantized.cuh), at
-// their even pairs for even lanes and at their odd pairs for odd ones.
-//
-// Definitions: FORMAT (canonical; see quantized.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TOKENS (32 or 64), GROUPS
-// (1 or more), STAGES (2 or more), EPILOGUE (see activate.cuh).
+// Definitions: FORMAT (canonical; see quantized.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TOKENS (32 or 64; 32 of
+// short runs), GROUPS (1 or more), STAGES (2 or more), EPILOGUE (see activate.cuh).
 // linear_groups_hopper: grid (⌈n / 256⌉, ⌈tokens / TOKENS⌉, splits), 640 threads, dynamic shared memory 1024 +
 // STAGES·(`kStageBytes` + `kSumBytes` + `kPartBytes` + 16) bytes. Operands, groups_finish and needs are those of
 // linear_groups_tile.
@@ -24,322 +10,31 @@
 // check: -DFORMAT=43 -DACT=f16 -DOUT=f32 -DTOKENS=32 -DGROUPS=2 -DSTAGES=3 -DEPILOGUE=1
 // check: -DFORMAT=42 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=4 -DEPILOGUE=0
 // check: -DFORMAT=47 -DACT=f16 -DOUT=f16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=4 -DEPILOGUE=0
-// check: -DFORMAT=49 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=4 -DEPILOGUE=0
+// check: -DFORMAT=49 -DACT=bf16 -DOUT=bf16 -DTOKENS=32 -DGROUPS=1 -DSTAGES=4 -DEPILOGUE=0
 // check: -DFORMAT=55 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=4 -DEPILOGUE=0
-#include "groups_product.cuh"
-#include "hopper.cuh"
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-#if !defined(BRING_REGISTERS)
-#define BRING_REGISTERS 64
-#endif
-constexpr u32 kRows = 256;
-// Threads that multiply, warps that bring, and all.
-constexpr u32 kThreads = 512;
-constexpr u32 kBringers = 4;
-constexpr u32 kAll = kThreads + 32 * kBringers;
+#include "groups_hopper.cuh"
 #include "groups_tile.cuh"
-
-// A stage: tokens of each group in two parts of 64 depths, rows of 128 bytes with swapped units (hopper.cuh), then each
-// eight rows' records.
-constexpr u32 kBlocks8 = kRows / kRecordRows;
-constexpr u32 kGroupTokens = TOKENS * 256;
-constexpr u32 kTokenBytes = GROUPS * kGroupTokens;
-constexpr u32 kStageBytes = (kTokenBytes + GROUPS * kBlocks8 * kRecord + 1023) / 1024 * 1024;
-// The sums of its tokens' values: [group][run][token].
-constexpr u32 kSumBytes = GROUPS * kRuns * TOKENS * 4;
-// The same in three parts, as a right operand: [group][run][upper or lower 8 depths][token][8]; the rest are zeros.
-constexpr bool kByProduct = kNeedsSums && kIsBf16<ACT>;
-constexpr u32 kRunParts = TOKENS * 32;
-constexpr u32 kPartBytes = GROUPS * kRuns * kRunParts;
-// Chunks of 32 depths whose codes are loaded at a time, and those of a run.
-constexpr u32 kAhead = kBytes ? 1 : 2;
-constexpr u32 kRunChunks = kRun / 32;
-constexpr u32 kOwnTokens = TOKENS / kBringers;
-
-// What all warps know of the ring.
-struct Ring {
-    u8 *stages;
-    u32 base;
-    float *totals;
-    u8 *all_parts;
-    Barrier *full, *empty;
-
-    __device__ __forceinline__ u8 *stage(u32 slot) const { return stages + slot * kStageBytes; }
-    __device__ __forceinline__ float *sums(u32 slot) const { return totals + slot * (kSumBytes / 4); }
-    __device__ __forceinline__ u8 *parts(u32 slot) const { return all_parts + slot * kPartBytes; }
-};
-
-// Codes of two rows, g of each record, for the operands of kAhead chunks: [row][half of the lanes].
-struct Codes {
-    uint2 words[2][2];
-
-    // `place`: where the lane's first word of codes stands.
-    __device__ __forceinline__ void load(const u8 *low, const u8 *high, u32 place, u32 shift, u32 chunk) {
-#pragma unroll
-        for (u32 upper = 0; upper < 2; upper++)
-#pragma unroll
-            for (u32 v = 0; v < 2; v++) {
-                const u8 *from = (upper ? high : low) + (place ^ 32 * v);
-                uint2 two = *(const uint2 *)(from + (kBytes ? 512 * (chunk / 2) + 8 * (chunk % 2) : 4 * chunk));
-                words[upper][v] = {two.x >> shift, two.y >> shift};
-            }
-    }
-    // The operands of a chunk's two steps.
-    __device__ __forceinline__ void expand(u32 chunk, u32 (&a)[2][4]) const {
-#pragma unroll
-        for (u32 upper = 0; upper < 2; upper++)
-#pragma unroll
-            for (u32 v = 0; v < 2; v++) {
-                uint2 two = words[upper][v];
-                uint4 codes[kWords];
-                codes[kBytes ? chunk / 2 % kWords : 0] = {two.x, two.y, two.x, two.y};
-#pragma unroll
-                for (u32 s = 0; s < 2; s++) a[s][2 * v + upper] = operand_of<ACT>(codes, chunk, 2 * s);
-            }
-    }
-};
-
-// The sums of a group's values of this warp's tokens over each run, as products with ones. Which lane brings which unit
-// of a run does not matter.
-__device__ __forceinline__ void sum_tokens(const u8 *tokens, u32 first, float *totals, u8 *parts) {
-    static_assert(!kNeedsSums || kRun >= 32, "runs of 16 are not summed by themselves");
-    constexpr u32 kTiles = kOwnTokens / 8;
-    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, one = pack2<ACT>(1.f, 1.f), ones[4] = {one, one, one, one};
-    float part[kTiles][4];
-#pragma unroll
-    for (u32 chunk = 0; chunk < 4; chunk++) {
-        u32 unit = chunk % 2 * 4 + t;
-#pragma unroll
-        for (u32 tile = 0; tile < kTiles; tile++) {
-            uint4 v = *(const uint4 *)(tokens + chunk / 2 * TOKENS * 128 + (first + 8 * tile + g) * 128 +
-                                       16 * (unit ^ g));
-            u32 b[2][2] = {{v.x, v.y}, {v.z, v.w}};
-            if (chunk * 32 % kRun == 0) mma_from_zero<ACT>(part[tile], ones, b[0]);
-            else mma_m16n8k16<ACT>(part[tile], ones, b[0]);
-            mma_m16n8k16<ACT>(part[tile], ones, b[1]);
-        }
-        if ((chunk + 1) * 32 % kRun != 0) continue;
-        if (g != 0) continue;
-        u32 run = chunk * 32 / kRun;
-#pragma unroll
-        for (u32 tile = 0; tile < kTiles; tile++) {
-            u32 token = first + 8 * tile + 2 * t;
-            *(float2 *)(totals + run * TOKENS + token) = make_float2(part[tile][0], part[tile][1]);
-#pragma unroll
-            for (u32 i = 0; i < 2 && kByProduct; i++) {
-                // Cut off, not rounded, so that three times eight bits hold all.
-                u32 high = __float_as_uint(part[tile][i]) & 0xffff0000u;
-                float rest = part[tile][i] - __uint_as_float(high);
-                u32 middle = __float_as_uint(rest) & 0xffff0000u;
-                u32 low = __float_as_uint(rest - __uint_as_float(middle));
-                *(uint2 *)(parts + run * kRunParts + (token + i) * 16) = make_uint2(high >> 16 | middle, low >> 16);
-            }
-        }
-    }
-}
-
-// What one of the warps does that bring: its part of each stage's records, tokens and sums.
-__device__ __forceinline__ void bring(const Tile &p, const Ring &ring, u32 which, u32 first_row, u32 first_token,
-                                      u32 begin, u32 end) {
-    constexpr u32 kOwnBlocks = kBlocks8 / kBringers;
-    u32 lane = threadIdx.x % 32, first_own = which * kOwnTokens;
-    auto weights = [&](u32 slot, u32 group) {
-        if (lane != 0) return;
-        u32 bytes = min((u32)GROUPS, end - group) * kRecord;
-        barrier_arrive_expect(ring.full[slot], kOwnBlocks * bytes);
-#pragma unroll 4
-        for (u32 i = 0; i < kOwnBlocks; i++) {
-            u32 block = which * kOwnBlocks + i;
-            // Behind the last row, the last ones again.
-            u32 of = min(first_row / kRecordRows + block, (p.n - 1) / kRecordRows);
-            bulk_load(ring.stage(slot) + kTokenBytes + block * GROUPS * kRecord, record_of(p.planes, of, group), bytes,
-                      ring.full[slot]);
-        }
-    };
-    // A lane copies one of a group's 16 units of every second token. Behind the last token, that one again: columns
-    // are apart from one another, and those are not written.
-    u32 unit = lane % 16, odd = lane / 16, last = p.tokens - 1, stride_bytes = 2 * p.x_stride;
-    u32 place = unit / 8 * TOKENS * 128 + (first_own + odd) * 128 + 16 * (unit % 8 ^ odd);
-    auto tokens = [&](u32 slot, u32 group) {
-        u32 to = ring.base + slot * kStageBytes;
-#pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) {
-            u32 depth = 128 * (group + g) + 8 * unit;
-            bool inside = group + g < end && depth < p.k;
-            const u8 *x = (const u8 *)(p.x + (inside ? depth : 0));
-#pragma unroll
-            for (u32 i = 0; i < kOwnTokens; i += 2)
-                copy_async<16>(to + g * kGroupTokens + i * 128 + (place ^ i % 8 * 16),
-                               x + (u64)min(first_token + first_own + i + odd, last) * stride_bytes, inside);
-        }
-    };
-    u32 filled = 0;
-#pragma unroll 1
-    for (u32 group = begin; filled < STAGES && group < end; group += GROUPS) weights(filled++, group);
-    let_next_start();
-    wait_for_previous();
-    tokens(0, begin);
-    end_of_copies();
-    u32 slot = 0, phase = 0, next = STAGES > 1 ? 1 : 0;
-#pragma unroll 1
-    for (u32 group = begin; group < end; group += GROUPS) {
-        u32 following = group + GROUPS;
-        if (following < end) {
-            if (following >= begin + STAGES * GROUPS) {
-                // All are done with what was there.
-                barrier_wait(ring.empty[next], phase ^ (next == 0 ? 0 : 1));
-                weights(next, following);
-            }
-            tokens(next, following);
-        }
-        end_of_copies();
-        wait_for_copies<1>();
-        __syncwarp();
-        if (kNeedsSums) {
-#pragma unroll
-            for (u32 g = 0; g < GROUPS; g++)
-                sum_tokens(ring.stage(slot) + g * kGroupTokens, first_own, ring.sums(slot) + g * kRuns * TOKENS,
-                           ring.parts(slot) + g * kRuns * kRunParts);
-        }
-        stores_before_products();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(ring.full[slot]);
-        slot = next;
-        if (slot == 0) phase ^= 1;
-        next = next + 1 == STAGES ? 0 : next + 1;
-    }
-    wait_for_copies<0>();
-}
-
-// What a warp does that multiplies 16 rows: their sums over this block's depths.
-__device__ __forceinline__ void multiply(const Ring &ring, u32 begin, u32 end, float (&sums)[TOKENS / 2]) {
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 place = codes_in_record(g, t / 2, 0), shift = t % 2 * (kBytes ? 16 : 4), slot = 0, phase = 0;
-    float part[TOKENS / 2];
-    u32 a[2][2][4];
-    Codes codes;
-    // The right operands' words: of the lower one only the address differs, and never leaves it.
-    u32 operand = (u32)wgmma_swapped_operand(ring.base);
-    u32 parts = (u32)wgmma_operand(shared_address(ring.all_parts), 0, 0);
-#pragma unroll 1
-    for (u32 group = begin; group < end; group += GROUPS) {
-        barrier_wait(ring.full[slot], phase);
-        const u8 *records = ring.stage(slot) + kTokenBytes + 2 * warp * GROUPS * kRecord;
-        const float *totals = ring.sums(slot) + 2 * t;
-        u32 columns = operand + slot * (kStageBytes / 16);
-#pragma unroll
-        for (u32 i = 0; i < GROUPS; i++) {
-            if (i > 0 && group + i >= end) break;
-            const u8 *low = records + i * kRecord, *high = low + GROUPS * kRecord;
-            Factors f[2] = {factors_at<!kByProduct>((const float *)(low + scales_in_record(g))),
-                            factors_at<!kByProduct>((const float *)(high + scales_in_record(g)))};
-#pragma unroll
-            for (u32 run = 0; run < kRuns; run++) {
-#pragma unroll
-                for (u32 set = 0; set < kRunChunks; set++) {
-                    u32 chunk = run * kRunChunks + set;
-                    if (chunk % kAhead == 0) codes.load(low, high, place, shift, chunk);
-                    // The products before the last ones have read their operands.
-                    if (set >= 2) wgmma_wait<1>();
-                    codes.expand(chunk, a[set % 2]);
-                    bool last = set == kRunChunks - 1;
-                    // Multiples as bf16, cut off, for all three parts of the sums.
-                    u32 less[2] = {__byte_perm(__float_as_uint(f[0].add[run]), 0, 0x3232),
-                                   __byte_perm(__float_as_uint(f[1].add[run]), 0, 0x3232)};
-                    wgmma_fence();
-#pragma unroll
-                    for (u32 s = 0; s < 2; s++) {
-                        u32 step = 2 * chunk + s;
-                        u32(&left)[4] = a[set % 2][s];
-                        u32 at = columns + (i * kGroupTokens + step / 4 * TOKENS * 128 + step % 4 * 32) / 16;
-                        u64 b = wgmma_swapped_operand(0) & 0xffffffff00000000 | at;
-                        Wgmma<ACT, TOKENS>::run(part, left[0], left[1], left[2], left[3], b, set + s > 0);
-                    }
-                    if (kByProduct && last) {
-                        u32 at = parts + slot * (kPartBytes / 16) + (i * kRuns + run) * (kRunParts / 16);
-                        u64 b = wgmma_operand(0, TOKENS * 16, 128) | at;
-                        Wgmma<ACT, TOKENS>::run(part, less[0], less[1], 0, 0, b, 1);
-                    }
-                    wgmma_commit();
-                }
-                wgmma_wait<0>();
-                pin(part);
-#pragma unroll
-                for (u32 n8 = 0; n8 < TOKENS / 8; n8++) {
-#pragma unroll
-                    for (u32 j = 0; j < 4; j++)
-                        sums[4 * n8 + j] = fmaf(f[j / 2].scale[run], part[4 * n8 + j], sums[4 * n8 + j]);
-                }
-                float add[2] = {f[0].add[run], f[1].add[run]};
-                if (kByProduct) {
-                    // What bf16 cut off.
-                    u32 words[2] = {__float_as_uint(add[0]), __float_as_uint(add[1])};
-                    if (!__any_sync(0xffffffffu, (words[0] | words[1]) & 0xffff)) continue;
-#pragma unroll
-                    for (u32 h = 0; h < 2; h++)
-                        add[h] = f[h].scale[run] * (add[h] - __uint_as_float(words[h] & 0xffff0000u));
-                }
-#pragma unroll
-                for (u32 n8 = 0; n8 < TOKENS / 8 && kNeedsSums; n8++) {
-                    float2 total = *(const float2 *)(totals + (i * kRuns + run) * TOKENS + 8 * n8);
-#pragma unroll
-                    for (u32 j = 0; j < 4; j++)
-                        sums[4 * n8 + j] = fmaf(add[j / 2], j & 1 ? total.y : total.x, sums[4 * n8 + j]);
-                }
-            }
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(ring.empty[slot]);
-        if (++slot == STAGES) slot = 0, phase ^= 1;
-    }
-}
 
 __device__ __forceinline__ void product(const Tile &p) {
     extern __shared__ uint4 shared[];
-    Ring ring;
-    ring.base = (shared_address(shared) + 1023) / 1024 * 1024;
-    ring.stages = (u8 *)shared + (ring.base - shared_address(shared));
-    ring.totals = (float *)(ring.stages + STAGES * kStageBytes);
-    ring.all_parts = (u8 *)(ring.totals + STAGES * kSumBytes / 4);
-    ring.full = (Barrier *)(ring.all_parts + STAGES * kPartBytes);
-    ring.empty = ring.full + STAGES;
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own_row = warp * 16 + g;
-    u32 first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS;
+    Ring ring(shared);
+    Turn turn = {0, 0};
+    u32 warp = threadIdx.x / 32, first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS;
     u32 begin = blockIdx.z * p.depth, end = min(p.planes.groups, begin + p.depth);
-    if (threadIdx.x == 0) {
-        // Those that bring arrive once with the bytes that they ask for, and once when their tokens are there.
-#pragma unroll
-        for (u32 s = 0; s < STAGES; s++) {
-            barrier_init(ring.full[s], 2 * kBringers);
-            barrier_init(ring.empty[s], kThreads / 32);
-        }
-        barrier_init_done();
-    }
-    if (kByProduct) {
-        for (u32 i = threadIdx.x; i < STAGES * kPartBytes / 16; i += kAll)
-            ((uint4 *)ring.all_parts)[i] = make_uint4(0, 0, 0, 0);
-        stores_before_products();
-    }
-    __syncthreads();
     if (warp >= kThreads / 32) {
         give_registers<BRING_REGISTERS>();
-        bring(p, ring, warp - kThreads / 32, first_row, first_token, begin, end);
+        // Behind the last row and the last token, the last ones again.
+        u32 first = first_row / kRecordRows, last = (p.n - 1) / kRecordRows;
+        bring(
+            ring, turn, warp - kThreads / 32, begin, end, p.k,
+            [&](u32 block, u32 group) { return record_of(p.planes, min(first + block, last), group); },
+            [&](u32 i) { return p.x + (u64)min(first_token + i, p.tokens - 1) * p.x_stride; });
     } else {
-        take_registers<(480 - BRING_REGISTERS) / 4 / 8 * 8>();
+        take_registers<kMultiplyRegisters>();
         float sums[TOKENS / 2] = {}, *all = (float *)ring.stages;
-        multiply(ring, begin, end, sums);
-        barrier_of<kThreads>(1);
-#pragma unroll
-        for (u32 n8 = 0; n8 < TOKENS / 8; n8++) {
-            float *to = all + (8 * n8 + 2 * t) * kPitch + own_row;
-            to[0] = sums[4 * n8];
-            to[kPitch] = sums[4 * n8 + 1];
-            to[8] = sums[4 * n8 + 2];
-            to[kPitch + 8] = sums[4 * n8 + 3];
-        }
-        barrier_of<kThreads>(1);
+        multiply(ring, turn, begin, end, sums);
+        leave_sums(sums, all);
         // Who multiplies has not waited for the previous kernel, whose results are read and overwritten here.
         wait_for_previous();
         write_sums(p, all, first_row, first_token);

@@ -372,7 +372,7 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
 #pragma unroll
                     for (u32 w = 0; w < kWords; w++)
                         codes[h][w] = *(const uint4 *)(record + codes_in_record(g, t, w));
-                    f[0][h] = factors_at((const float *)(record + scales_in_record(g)));
+                    f[0][h] = factors_at(record + scales_in_record(g));
                 }
                 if (STAGED && s == SPAN - 1) refill();
                 if (SPAN > 1 && group >= groups) continue;

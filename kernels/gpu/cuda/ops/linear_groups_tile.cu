@@ -28,6 +28,7 @@
 constexpr u32 kRows = 32 * ROW_WARPS;
 constexpr u32 kWarps = ROW_WARPS * TOKEN_WARPS;
 constexpr u32 kThreads = 32 * kWarps;
+constexpr u32 kPitch = kRows + 4;
 constexpr u32 kWeightBytes = kRows / kRecordRows * kRecord;
 constexpr u32 kStageBytes = kWeightBytes + TOKENS * 256;
 #include "groups_tile.cuh"
@@ -94,7 +95,7 @@ __device__ __forceinline__ void multiply(const u8 *piece, float *totals_at, u32 
             const u8 *record = piece + (warp_row + 16 * r + 8 * h) / kRecordRows * kRecord;
 #pragma unroll
             for (u32 w = 0; w < kWords; w++) codes[h][w] = *(const uint4 *)(record + codes_in_record(g, t, w));
-            f[r][h] = factors_at((const float *)(record + scales_in_record(g)));
+            f[r][h] = factors_at(record + scales_in_record(g));
         }
         left_of<ACT>(codes[0], codes[1], a[r]);
     }

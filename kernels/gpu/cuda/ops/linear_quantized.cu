@@ -89,6 +89,14 @@ __device__ __forceinline__ Grain grain_in_file(const u8 *group) {
     bool is_whole = fabsf(fmaf(-whole, scale, low)) <= 1.1920929e-7f * fabsf(low);
     return {scale, is_whole ? whole : multiple, false};
 }
+
+// Whether one of a group's codes is no number. Then the scale is none either: a row's products are the same, and
+// operands need no NaN among their codes.
+__device__ __forceinline__ bool has_nan(const u8 *row, u32 first) {
+    bool found = false;
+    for (u32 i = 0; i < GROUP_VALUES && FORMAT >= 53; i++) found |= (code_at(row, first + i) & 0x7f) == 0x7f;
+    return found;
+}
 #endif
 
 // Rows `first_row ..` of the matrix from canonical bytes. One thread a chunk.
@@ -143,7 +151,8 @@ extern "C" __global__ void __launch_bounds__(256)
         u32 *to = (u32 *)scales_of(p, first_row + local, chunk / 4) + first / GROUP_VALUES * SCALE_WORDS;
         Grain grain = {0.f, 0.f, false};
         if (present) grain = grain_in_file(group);
-        to[0] = __float_as_uint(grain.scale);
+        bool is_nan = present && has_nan(row, 128 * (chunk / 4) + first);
+        to[0] = is_nan ? 0x7fc00000 : __float_as_uint(grain.scale);
         if (SCALE_WORDS == 2) to[SCALE_WORDS - 1] = __float_as_uint(grain.multiple);
     }
 #else

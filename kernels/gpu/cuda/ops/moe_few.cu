@@ -18,8 +18,6 @@
 // check: -DACT=bf16 -DTILES=2 -DWARPS=4 -DROW_TILES=2 -DDEPTH=3 -DGATE=2
 // check: -DACT=bf16 -DTILES=4 -DWARPS=4 -DROW_TILES=4 -DDEPTH=2 -DGATE=1
 // check: -DACT=f16 -DTILES=4 -DWARPS=4 -DROW_TILES=4 -DDEPTH=2 -DGATE=0
-#include "activate.cuh"
-#include "expert_list.cuh"
 #include "mma.cuh"
 #include "weights.cuh"
 
@@ -27,8 +25,7 @@ constexpr u32 kThreads = 32 * WARPS;
 constexpr u32 kRows = 16 * ROW_TILES;
 constexpr u32 kOut = GATE ? kRows / 2 : kRows;
 constexpr u32 kTokens = 8 * TILES;
-// Padding that keeps the lanes of a store in different banks.
-constexpr u32 kColumn = kRows + 4;
+#include "few_choices.cuh"
 
 // A lane's 16 bytes of its two rows of each row tile, at `depth` of where the rows begin.
 __device__ __forceinline__ void load_rows(const ACT *const (&rows)[ROW_TILES][2], u32 depth, bool wanted,
@@ -50,45 +47,24 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     u32 first_row = blockIdx.x * kOut, chunks = (width + 31) / 32;
     wait_for_previous();
     let_next_start();
-    // Choice i of this block is choices[i], or i times `step` and `offset`.
-    u32 expert, begin, end, step = 1, offset = 0;
-    const u32 *choices = nullptr;
-    if (list) {
-        if (blockIdx.y >= chosen_experts(list)) return;
-        Chosen chosen = chosen_expert(list, blockIdx.y);
-        expert = chosen.expert, begin = chosen.begin, end = chosen.end;
-        choices = choices_of(list, num_groups);
-    } else if (experts) {
-        u32 own = (u32)experts[(u64)(blockIdx.y / top_k) * experts_stride + blockIdx.y % top_k] - first_expert;
-        expert = min(own, num_experts), begin = blockIdx.y, end = begin + 1;
-    } else {
-        expert = offset = blockIdx.y, step = top_k, begin = 0, end = num_tokens;
-    }
-    auto choice_at = [&](u32 i) { return choices ? choices[i] : i * step + offset; };
-    auto row_out = [&](u32 choice) {
-        return out + (u64)(choice / top_k) * out_token_stride + (u64)(choice % top_k) * out_choice_stride;
-    };
-    if (expert == num_experts) {
-        if (GATE) return;
-        for (u32 i = threadIdx.x; i < (end - begin) * kOut; i += kThreads) {
-            u32 row = first_row + i % kOut;
-            if (row < features) row_out(choice_at(begin + i / kOut))[row] = from_f32<ACT>(0.f);
-        }
+    Choices own;
+    if (!find_choices(list, experts, experts_stride, num_tokens, top_k, first_expert, num_experts, num_groups, own))
         return;
-    }
+    Results to = {out, out_token_stride, out_choice_stride, bias, bias_up, top_k, features};
+    if (own.expert == num_experts) return write_zeros(to, own, first_row);
 
     const ACT *rows[ROW_TILES][2];
 #pragma unroll
     for (u32 r = 0; r < ROW_TILES; r++) {
         u32 row = first_row + r * (GATE ? 8 : 16) + g, last = features - 1;
-        u64 first = (u64)expert * features;
+        u64 first = (u64)own.expert * features;
         rows[r][0] = w + (first + min(row, last)) * width + 8 * t;
         rows[r][1] = GATE ? w_up + (first + min(row, last)) * width + 8 * t
                           : w + (first + min(row + 8, last)) * width + 8 * t;
     }
     u32 rounds = (chunks + WARPS * DEPTH - 1) / (WARPS * DEPTH);
     do {
-        u32 columns = min(end - begin, kTokens);
+        u32 columns = min(own.end - own.begin, kTokens);
         uint4 weights[DEPTH][ROW_TILES][2], values[DEPTH][TILES];
 #pragma unroll
         for (u32 d = 0; d < DEPTH; d++) {
@@ -99,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         const ACT *from[TILES];
 #pragma unroll
         for (u32 n = 0; n < TILES; n++) {
-            u32 choice = 8 * n + g < columns ? choice_at(begin + 8 * n + g) : 0;
+            u32 choice = 8 * n + g < columns ? own.at(own.begin + 8 * n + g) : 0;
             from[n] = x + (u64)(choice / top_k) * token_stride + (u64)(choice % top_k) * input_stride + 8 * t;
         }
         auto load_x = [&](uint4 (&v)[TILES], u32 depth) {
@@ -137,30 +113,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (u32 n = 0; n < TILES; n++)
 #pragma unroll
-            for (u32 r = 0; r < ROW_TILES; r++) {
-                float *to = sums_at + (warp * kTokens + 8 * n + 2 * t) * kColumn + 16 * r + g;
-                to[0] = sums[r][n][0];
-                to[kColumn] = sums[r][n][1];
-                to[8] = sums[r][n][2];
-                to[kColumn + 8] = sums[r][n][3];
-            }
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
-            u32 at = i % kOut, column = i / kOut, row = first_row + at;
-            if (row >= features) continue;
-            // Gate rows are the first eight of their tile, up rows the others.
-            const float *part = sums_at + column * kColumn + (GATE ? at / 8 * 16 + at % 8 : at);
-            float sum = bias ? bias[(u64)expert * features + row] : 0.f;
-            float up = GATE && bias_up ? bias_up[(u64)expert * features + row] : 0.f;
-#pragma unroll
-            for (u32 v = 0; v < WARPS; v++) {
-                sum += part[v * kTokens * kColumn];
-                if (GATE) up += part[v * kTokens * kColumn + 8];
-            }
-            if (GATE) sum = activate<GATE>(sum) * up;
-            row_out(choice_at(begin + column))[row] = from_f32<ACT>(sum);
-        }
-        begin += kTokens;
-        if (begin < end) __syncthreads();
-    } while (begin < end);
+            for (u32 r = 0; r < ROW_TILES; r++) leave_sums(sums_at, r, n, sums[r][n]);
+        write_results(to, own, sums_at, first_row, columns);
+        own.begin += kTokens;
+    } while (own.begin < own.end);
 }

@@ -2,11 +2,12 @@
 // units. So a prompt reads an expert's matrix once for every 64 of its tokens, not once a token.
 //
 // Definitions: ACT (f16, bf16: x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a
-// block format: see blocks.cuh). Weights of another type are rounded to ACT.
+// block format: see blocks.cuh), with RECORDS where all experts' rows lie as records (canonical formats: see
+// quantized.cuh). Weights of another type are rounded to ACT.
 //
 // Launch: grid (features in 64, experts that may be chosen, any number), 128 threads. Needs moe_list's list, width a
-// multiple of 8, and inputs and rows of weights aligned to 16 bytes (rows of block formats need no alignment). `bias`
-// may be null. Results of choices of experts elsewhere become 0.
+// multiple of 8, and inputs and rows of weights aligned to 16 bytes (rows of block formats need no alignment),
+// features a multiple of 8 with RECORDS. `bias` may be null. Results of choices of experts elsewhere become 0.
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=f32
@@ -15,7 +16,14 @@
 // check: -DACT=bf16 -DFORMAT=43
 // check: -DACT=f16 -DFORMAT=48
 // check: -DACT=bf16 -DFORMAT=51
+// check: -DACT=bf16 -DFORMAT=43 -DRECORDS
+// check: -DACT=f16 -DFORMAT=48 -DRECORDS
+// check: -DACT=bf16 -DFORMAT=55 -DRECORDS
+#ifdef RECORDS
+#include "records.cuh"
+#else
 #include "eights.cuh"
+#endif
 #include "expert_list.cuh"
 #include "mma.cuh"
 
@@ -32,13 +40,17 @@ template <typename A> struct Same<A, A> {
     static constexpr bool value = true;
 };
 
-// Eight weights as the product takes them.
+// Eight weights as the product takes them. This thread's rows stand at the same place of their eights.
 __device__ __forceinline__ uint4 eight(const u8 *row, u32 k) {
 #ifndef FORMAT
     if constexpr (Same<ACT, WEIGHT>::value) return load_streaming(row + k * sizeof(ACT));
 #endif
     float w[8];
+#ifdef RECORDS
+    weights8_of_records(row, threadIdx.x / 8 % 8, k, w);
+#else
     weights8(row, k, w);
+#endif
     return make_uint4(pack2<ACT>(w[0], w[1]), pack2<ACT>(w[2], w[3]), pack2<ACT>(w[4], w[5]), pack2<ACT>(w[6], w[7]));
 }
 
@@ -97,9 +109,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (u32 i = 0; i < 4; i++) {
             u32 row = threadIdx.x / 8 + 16 * i, choice = row < count ? choices[row] : 0;
             from[i] = row < count ? x + (u64)(choice / top_k) * token_stride + (u64)(choice % top_k) * input_stride : 0;
-            rows[i] = first_feature + row < features
-                          ? weight + ((u64)expert * features + first_feature + row) * row_bytes
-                          : 0;
+            u64 in_all = (u64)expert * features + first_feature + row;
+#ifdef RECORDS
+            const u8 *own = weight + in_all / 8 * ((width + 127) / 128) * kRecord;
+#else
+            const u8 *own = weight + in_all * row_bytes;
+#endif
+            rows[i] = first_feature + row < features ? own : 0;
         }
         uint4 next_inputs[4], next_weights[4];
         auto bring = [&](u32 k) {

@@ -42,6 +42,7 @@ fn needs_ptx(source: &File, defines: &[String]) -> bool {
         "mma.cuh",
         "few_tokens.cuh",
         "groups_product.cuh",
+        "groups_hopper.cuh",
         "attention_tile.cuh",
         "hopper.cuh",
         // For matrix units alone.

@@ -177,6 +177,34 @@ fn products_over_groups_are_right_on_matrix_units() {
     sets("linear_groups_hopper", &[(43, "f16")], more);
 }
 
+/// Of the formats that checkpoints of experts have, and one with fine groups and minima.
+#[test]
+fn products_of_experts_over_groups_are_right_on_matrix_units() {
+    let sets = |kernel: &str, sets: &[(u32, &str, u32)], shapes: &str| {
+        for (format, act, gate) in sets {
+            let of = format!("-DEMULATED_WAVE=32 -DFORMAT={format} -DACT={act} -DGATE={gate} {shapes}");
+            check_all(kernel, &[&of.split(' ').collect::<Vec<_>>()]);
+        }
+    };
+    let few = "-DTILES=1 -DWARPS=2 -DROW_TILES=2 -DDEPTH=1";
+    sets(
+        "moe_groups_few",
+        &[(43, "bf16", 1), (48, "bf16", 0), (55, "bf16", 1)],
+        few,
+    );
+    let more = "-DTILES=2 -DWARPS=3 -DROW_TILES=1 -DDEPTH=2";
+    sets(
+        "moe_groups_few",
+        &[(49, "bf16", 1), (40, "f16", 0), (47, "f16", 1)],
+        more,
+    );
+    let hopper = "-DTOKENS=32 -DGROUPS=1 -DSTAGES=3 -D__CUDA_ARCH_FEAT_SM90_ALL";
+    let formats = [(43, "bf16", 1), (49, "bf16", 1), (48, "bf16", 0), (55, "bf16", 0)];
+    sets("moe_groups_hopper", &formats, hopper);
+    let two = "-DTOKENS=32 -DGROUPS=2 -DSTAGES=2 -D__CUDA_ARCH_FEAT_SM90_ALL";
+    sets("moe_groups_hopper", &[(43, "f16", 0), (55, "bf16", 1)], two);
+}
+
 /// Two and more ranks, as processes: what they send each other, and what they leave behind.
 #[test]
 fn sums_over_ranks_are_those_in_rank_order() {

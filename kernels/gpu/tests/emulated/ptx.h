@@ -60,6 +60,8 @@ static inline void bring_near(const void *) {}
 
 template <typename T> static inline T __ldg(const T *p) { return *p; }
 static inline uint4 load_values(const void *p, bool wanted) { return wanted ? *(const uint4 *)p : uint4{0, 0, 0, 0}; }
+static inline uint4 load_weights(const void *p, bool wanted) { return load_values(p, wanted); }
+static inline uint2 load_values8(const void *p, bool wanted) { return wanted ? *(const uint2 *)p : uint2{0, 0}; }
 static inline u32 load_bits(const float *p) { return __float_as_uint(*p); }
 template <typename T> static inline u32 load_bits(const T *p) { return p->bits; }
 template <typename T> static inline float from_bits(u32 bits) { return emulated_value<T>((unsigned short)bits); }

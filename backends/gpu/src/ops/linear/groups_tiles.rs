@@ -7,7 +7,7 @@ use halyard_platform_api::{Result, WeightFormat};
 
 use super::call::{Call, Path, rows_aligned};
 use super::groups_small_batch;
-use super::layout::{GROUP, group_bytes, has_quick_operands};
+use super::layout::{GROUP, group_bytes, has_minima, has_quick_operands};
 use super::scaled_tiles::share_out;
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
@@ -96,13 +96,9 @@ impl Form {
         let [codes, scales] = group_bytes(format);
         let piece = self.rows() * (codes + scales) + self.tokens * 2 * GROUP as u32;
         let runs = GROUP as u32 / format.block_values() as u32;
-        let sums = 4 * self.tokens * runs;
         let ring = match self.kernel {
-            Kernel::Tile => self.stages * piece + sums,
-            Kernel::Hopper { groups } => {
-                // The sums also as an operand: 32 bytes each.
-                1024 + self.stages * ((groups * piece).next_multiple_of(1024) + groups * 9 * sums + 16)
-            }
+            Kernel::Tile => self.stages * piece + 4 * self.tokens * runs,
+            Kernel::Hopper { groups } => hopper_ring_bytes(format, self.tokens, groups, self.stages),
         };
         ring.max(4 * self.tokens * (self.rows() + 4))
     }
@@ -142,6 +138,20 @@ impl Form {
             finish: cx.function(source, &defines, "groups_finish", 0)?,
         })
     }
+}
+
+/// Rows of a block of groups_hopper.cuh, and its threads.
+pub(crate) const HOPPER_ROWS: u32 = 256;
+pub(crate) const HOPPER_THREADS: u32 = 512 + BRINGERS;
+
+/// Bytes of its ring.
+pub(crate) fn hopper_ring_bytes(format: WeightFormat, tokens: u32, groups: u32, stages: u32) -> u32 {
+    let [codes, scales] = group_bytes(format);
+    let piece = HOPPER_ROWS * (codes + scales) + tokens * 2 * GROUP as u32;
+    let runs = GROUP as u32 / format.block_values() as u32;
+    // With minima the sums of a token's values over each run, also as an operand: 32 bytes each.
+    let sums = if has_minima(format) { 36 * tokens * runs } else { 0 };
+    1024 + stages * ((groups * piece).next_multiple_of(1024) + groups * sums + 16)
 }
 
 /// Whether Hopper's matrix units take the format: a run of depths that shares a scale is one set of products, which

@@ -2,6 +2,7 @@
 //! ones, lie as planes (`quantized.cuh`; canonical ones in CUDA C++ as records), 8-bit floats as rows of codes and a
 //! scale a row (`scaled.cuh`).
 
+use halyard_platform_api::weight_format::Codes;
 use halyard_platform_api::{DType, WeightFormat, ops};
 
 /// Values of a group of planes: four chunks of 32.
@@ -56,11 +57,27 @@ impl WeightLayout {
 }
 
 /// Whether a few instructions make operands of matrix units from a canonical format's codes (`groups_product.cuh`):
-/// whole numbers and 4-bit floats, no tables. The kernels know 8-bit floats too; those stay out until two faults are
-/// gone: streamed tokens gave NaN over F8G128 on an H200, and a code that is NaN becomes 480.
+/// whole numbers and floats of 4 and 8 bits, no tables.
+pub(crate) fn has_operands(format: WeightFormat) -> bool {
+    use WeightFormat::{Fp4G64, Iq4NlG32, Nf4G64};
+    format.is_canonical() && !matches!(format, Nf4G64 | Fp4G64 | Iq4NlG32)
+}
+
+/// Whether `linear` makes them. 8-bit floats stay out until a fault is gone: streamed tokens gave NaN over F8G128 on an
+/// H200.
 pub(super) fn has_quick_operands(format: WeightFormat) -> bool {
-    use WeightFormat::{F8G32, F8G64, F8G128, Fp4G64, Iq4NlG32, Nf4G64};
-    format.is_canonical() && !matches!(format, Nf4G64 | Fp4G64 | Iq4NlG32 | F8G32 | F8G64 | F8G128)
+    use WeightFormat::{F8G32, F8G64, F8G128};
+    has_operands(format) && !matches!(format, F8G32 | F8G64 | F8G128)
+}
+
+/// Whether a canonical format's codes are bytes.
+pub(crate) fn has_bytes(format: WeightFormat) -> bool {
+    group_bytes(format)[0] as u64 == GROUP
+}
+
+/// Whether a canonical format has minima.
+pub(crate) fn has_minima(format: WeightFormat) -> bool {
+    matches!(format.layout().codes, Codes::Integer { .. })
 }
 
 /// Bytes of a record of a canonical format: eight rows of a group.
@@ -94,7 +111,7 @@ const fn planes(format: WeightFormat) -> ([u64; 3], bool) {
 }
 
 /// Bytes of planes, which the kernel computes the same, and of canonical formats enough for records too.
-fn plane_bytes(format: WeightFormat, n: u64, k: u64) -> u64 {
+pub(crate) fn plane_bytes(format: WeightFormat, n: u64, k: u64) -> u64 {
     let rows = match format.is_canonical() {
         true => n.next_multiple_of(RECORD_ROWS),
         false => n,

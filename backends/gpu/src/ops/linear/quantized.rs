@@ -24,9 +24,52 @@ fn on_matrix_units(cx: &Preparation<'_>, op: &ops::Linear) -> bool {
     cx.facts().matrix_units && op.act != DType::F32 && exact
 }
 
+/// Packing of canonical rows into planes or records.
+#[derive(Clone, Copy)]
+pub(crate) struct Pack {
+    function: Function,
+    n: u32,
+    k: u32,
+}
+
+impl Pack {
+    /// Compiles it for a matrix of n rows of k values, as experts' are: all their rows together.
+    ///
+    /// # Errors
+    /// Errors of the compiler.
+    pub(crate) fn prepare(cx: &Preparation<'_>, act: &str, format: WeightFormat, n: u32, k: u32) -> Result<Pack> {
+        let defines = [
+            ("FORMAT", code(format)),
+            ("ACT", act),
+            ("OUT", act),
+            ("MATRIX", "1"),
+            ("EPILOGUE", "0"),
+        ];
+        Ok(Pack {
+            function: cx.function(LINEAR_QUANTIZED, &defines, "quantized_pack", 0)?,
+            n,
+            k,
+        })
+    }
+
+    /// Appends what brings rows at `from` to their places in `dst`.
+    pub(crate) fn encode(self, encoding: &mut Encoding, from: DevicePtr, dst: DevicePtr, first_row: u32, rows: u32) {
+        let chunks = u64::from(rows) * 4 * u64::from(self.k).div_ceil(GROUP);
+        let args = [
+            Arg::Ptr(from),
+            Arg::Ptr(dst),
+            Arg::U32(self.n),
+            Arg::U32(self.k),
+            Arg::U32(first_row),
+            Arg::U32(rows),
+        ];
+        encoding.launch(self.function, [chunks.div_ceil(256) as u32, 1, 1], 256, 0, &args);
+    }
+}
+
 /// Compiled.
 pub(super) struct Quantized {
-    pack: Function,
+    pack: Pack,
     plain: Function,
     /// Output rows, and threads, of a block of it.
     block: (u32, u32),
@@ -57,7 +100,11 @@ impl Quantized {
             None
         };
         Ok(Quantized {
-            pack: function("quantized_pack", 0)?,
+            pack: Pack {
+                function: function("quantized_pack", 0)?,
+                n: op.out_features,
+                k: op.in_features,
+            },
             plain: function("linear_quantized_plain", 0)?,
             block: cx.policy().plain_block,
             matrix,
@@ -89,16 +136,7 @@ impl Path for Quantized {
 impl LayoutKernels for Quantized {
     /// Canonical rows to planes.
     fn pack(&self, encoding: &mut Encoding, from: DevicePtr, dst: DevicePtr, first_row: u32, rows: u32) {
-        let chunks = u64::from(rows) * 4 * u64::from(self.k).div_ceil(GROUP);
-        let args = [
-            Arg::Ptr(from),
-            Arg::Ptr(dst),
-            Arg::U32(self.n),
-            Arg::U32(self.k),
-            Arg::U32(first_row),
-            Arg::U32(rows),
-        ];
-        encoding.launch(self.pack, [chunks.div_ceil(256) as u32, 1, 1], 256, 0, &args);
+        self.pack.encode(encoding, from, dst, first_row, rows);
     }
 }
 

@@ -46,7 +46,7 @@ impl Heads {
 impl Kernel for Heads {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
         self.1 = Products::prepare(cx, &self.0.op, None)?;
-        self.0.entry.prepare(cx)
+        self.0.prepare_rows(cx)
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -73,6 +73,9 @@ impl Kernel for Heads {
         if let Some(products) = self.1.as_ref().filter(|products| products.suits(op, &call)) {
             products.encode(encoding, op, &call);
             return Ok(());
+        }
+        if let (Some(products), Some(_)) = (&self.1, self.0.pack) {
+            return products.encode_any(encoding, op, &call);
         }
         let no_experts = [Arg::Ptr(0), Arg::U32(0)];
         let mut args = vec![

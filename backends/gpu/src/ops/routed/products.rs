@@ -1,18 +1,105 @@
-//! Products of chosen experts over matrices in the activations' own 16-bit type, on matrix units: expert by expert,
-//! each matrix read once, with the gating of gate and up fused where a region asks for it.
+//! Products of chosen experts on matrix units, expert by expert, each matrix read once, with the gating of gate and up
+//! fused where a region asks for it: over matrices in the activations' own 16-bit type, and over canonical groups,
+//! which lie as records (`quantized.cuh`).
 
-use halyard_kernels_gpu::{MOE_FEW, MOE_TILE};
-use halyard_platform_api::{DType, Result, WeightFormat, ops};
+use halyard_kernels_gpu::{MOE_FEW, MOE_GROUPS_FEW, MOE_GROUPS_HOPPER, MOE_TILE};
+use halyard_platform_api::{DType, Error, Result, WeightFormat, ops};
 
 use super::expert_list::{Elsewhere, ExpertList};
 use super::support::MAX_EXPERTS;
 use crate::driver::{DevicePtr, Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::formats::code;
+use crate::ops::linear::{
+    HOPPER_ROWS, HOPPER_THREADS, RECORD_ROWS, has_bytes, has_minima, has_operands, hopper_ring_bytes,
+};
 use crate::ops::names::float_name;
 use crate::view::View;
 
-/// How a block of moe_few is cut.
+/// How the experts' matrices lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// Row after row, in the activations' type.
+    Plain,
+    /// As records of this canonical format.
+    Records(WeightFormat),
+}
+
+impl Rows {
+    /// How matrix units take the op's; `None`: they do not.
+    pub(super) fn of(op: &ops::MoeLinear, facts: &Facts) -> Option<Rows> {
+        let rows = match (op.dtype, op.weight) {
+            (DType::BF16, WeightFormat::BF16) | (DType::F16, WeightFormat::F16) => Rows::Plain,
+            (DType::BF16 | DType::F16, format) if has_operands(format) => Rows::Records(format),
+            _ => return None,
+        };
+        let whole = match rows {
+            Rows::Plain => op.in_features.is_multiple_of(8),
+            // No record has rows of two experts, and what packs them takes 32 values at a time.
+            Rows::Records(_) => {
+                u64::from(op.out_features).is_multiple_of(RECORD_ROWS) && op.in_features.is_multiple_of(32)
+            }
+        };
+        (facts.matrix_units && whole && op.num_experts <= MAX_EXPERTS).then_some(rows)
+    }
+
+    /// By choices an expert: more of them share the rows that were read.
+    fn few(self) -> [Few; 3] {
+        match self {
+            Rows::Plain => [
+                Few::new(1, 1, 2, 3, 5),
+                Few::new(2, 1, 4, 4, 12),
+                Few::new(4, 2, 4, 2, 0),
+            ],
+            Rows::Records(format) if has_bytes(format) => [
+                Few::new(1, 2, 2, 1, 4),
+                Few::new(2, 2, 4, 1, 5),
+                Few::new(4, 1, 4, 1, 0),
+            ],
+            Rows::Records(_) => [
+                Few::new(1, 4, 4, 1, 5),
+                Few::new(2, 2, 2, 1, 12),
+                Few::new(4, 1, 4, 1, 0),
+            ],
+        }
+    }
+
+    /// Tiles for Hopper's matrix units in so much shared memory, the smaller first; empty where those do not take the
+    /// rows.
+    fn tiles(self, max_shared_bytes: u32) -> Vec<Tile> {
+        let format = match self {
+            Rows::Plain => return vec![Tile::plain(64, 5), Tile::plain(128, 4)],
+            Rows::Records(format) => format,
+        };
+        let tokens: &[u32] = match format.block_values() {
+            // The tokens' sums over such runs are not made (groups_hopper.cuh).
+            ..32 if has_minima(format) => &[],
+            // Two runs' sums of more tokens do not fit the registers; with minima each run is waited for.
+            ..64 => &[32],
+            _ => &[32, 64],
+        };
+        let fitting = |&tokens: &u32| {
+            // Groups of a piece of the ring, and pieces; the better first.
+            let rings = [(2, 4), (2, 3), (1, 5), (1, 4), (1, 3)];
+            let mut tiles = rings
+                .into_iter()
+                .map(|(groups, stages)| Tile::records(format, tokens, groups, stages));
+            tiles.find(|tile| tile.shared <= max_shared_bytes)
+        };
+        tokens.iter().filter_map(fitting).collect()
+    }
+
+    /// Choices an expert from which the larger tile pays.
+    fn large_from(self) -> u32 {
+        match self {
+            Rows::Plain => 48,
+            Rows::Records(_) => 28,
+        }
+    }
+}
+
+/// How a block of moe_few or moe_groups_few is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Few {
     /// Choices of a pass, in eights.
@@ -20,19 +107,13 @@ struct Few {
     /// Rows, in sixteens.
     row_tiles: u32,
     warps: u32,
-    /// Chunks in flight a warp.
+    /// Chunks, or groups, in flight a warp.
     depth: u32,
-    /// It pays up to so many choices an expert, where there is moe_tile.
+    /// It pays up to so many choices an expert, where there are tiles.
     most: u32,
 }
 
-/// By choices an expert: more of them share the rows that were read.
-const FEW: [Few; 3] = [
-    Few::new(1, 1, 2, 3, 5),
-    Few::new(2, 1, 4, 4, 12),
-    Few::new(4, 2, 4, 2, 0),
-];
-/// Choices an expert up to which the last of them pays without moe_tile.
+/// Choices an expert up to which the last of them pays without tiles.
 const MOST_FEW: u32 = 32;
 
 impl Few {
@@ -51,18 +132,43 @@ impl Few {
     }
 }
 
-/// Tokens of a block of moe_tile, and pieces in its ring.
-const TILES: [(u32, u32); 2] = [(64, 5), (128, 4)];
-/// Rows of a block of it.
+/// A block of moe_tile or moe_groups_hopper: its tokens, groups of a piece of its ring, and pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tile {
+    tokens: u32,
+    groups: u32,
+    stages: u32,
+    threads: u32,
+    shared: u32,
+}
+
+impl Tile {
+    fn plain(tokens: u32, stages: u32) -> Tile {
+        Tile {
+            tokens,
+            groups: 0,
+            stages,
+            threads: 256,
+            shared: 1024 + stages * (TILE_ROWS + tokens) * 128,
+        }
+    }
+
+    fn records(format: WeightFormat, tokens: u32, groups: u32, stages: u32) -> Tile {
+        Tile {
+            tokens,
+            groups,
+            stages,
+            threads: HOPPER_THREADS,
+            shared: hopper_ring_bytes(format, tokens, groups, stages) + 8 * tokens,
+        }
+    }
+}
+
+/// Rows of a block of either.
 const TILE_ROWS: u32 = 256;
-/// Choices an expert from which the larger one pays.
-const LARGE_FROM: u32 = 48;
+const _: () = assert!(TILE_ROWS == HOPPER_ROWS);
 /// Most blocks that share an expert's choices.
 const MAX_SHARES: u32 = 8;
-
-fn tile_shared_bytes((tokens, stages): (u32, u32)) -> u32 {
-    1024 + stages * (TILE_ROWS + tokens) * 128
-}
 
 /// The operands of a product; `weight_up` and `bias_up` are 0 without a gate, biases where there are none. Without
 /// `experts` choice j of each token takes matrix j. `elsewhere` is what the list was made with.
@@ -77,21 +183,35 @@ pub(super) struct Call {
     pub(super) bias_up: DevicePtr,
 }
 
+impl Call {
+    /// Whether all rows begin at multiples of 16 bytes.
+    fn is_whole(&self) -> bool {
+        let whole = |view: &View| {
+            let bytes = view.dtype.bytes() as u64;
+            let mut strides = view.strides[..2].iter().map(|&stride| u64::from(stride) * bytes);
+            view.ptr.is_multiple_of(16) && strides.all(|bytes| bytes.is_multiple_of(16))
+        };
+        let weights = [self.weight, self.weight_up].iter().all(|ptr| ptr.is_multiple_of(16));
+        whole(&self.x) && whole(&self.out) && weights
+    }
+}
+
 /// Which kernel takes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     /// One token: its choices are different experts.
     Direct,
-    /// Of [`FEW`].
+    /// Of [`Products::few`].
     Few(usize),
-    /// Of [`TILES`].
+    /// Of [`Products::tiles`].
     Tile(usize),
 }
 
 /// Compiled.
 pub(super) struct Products {
-    few: [Function; FEW.len()],
-    tile: Option<[Function; TILES.len()]>,
+    rows: Rows,
+    few: Vec<(Few, Function)>,
+    tiles: Vec<(Tile, Function)>,
     is_gated: bool,
 }
 
@@ -101,55 +221,63 @@ impl Products {
     /// # Errors
     /// Errors of the compiler.
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::MoeLinear, gate: Option<&str>) -> Result<Option<Products>> {
-        let Some(act) = float_name(op.dtype).filter(|_| takes(op, cx.facts())) else {
+        let (Some(act), Some(rows)) = (float_name(op.dtype), Rows::of(op, cx.facts())) else {
             return Ok(None);
         };
-        let gate_code = gate.unwrap_or("0");
-        let few = |shape: Few| {
-            let numbers = [shape.tiles, shape.row_tiles, shape.warps, shape.depth].map(|n| n.to_string());
-            let [tiles, row_tiles, warps, depth] = &numbers;
-            let defines = [
-                ("ACT", act),
-                ("TILES", tiles),
-                ("WARPS", warps),
-                ("ROW_TILES", row_tiles),
-                ("DEPTH", depth),
-                ("GATE", gate_code),
-            ];
-            cx.function(MOE_FEW, &defines, "moe_few", shape.shared_bytes())
+        let mut defines = vec![("ACT", act), ("GATE", gate.unwrap_or("0"))];
+        let (few, tile) = match rows {
+            Rows::Plain => ((MOE_FEW, "moe_few"), (MOE_TILE, "moe_tile")),
+            Rows::Records(format) => {
+                defines.push(("FORMAT", code(format)));
+                (
+                    (MOE_GROUPS_FEW, "moe_groups_few"),
+                    (MOE_GROUPS_HOPPER, "moe_groups_hopper"),
+                )
+            }
         };
-        let tile = |shape: (u32, u32)| {
-            let (tokens, stages) = (shape.0.to_string(), shape.1.to_string());
-            let defines = [
-                ("ACT", act),
-                ("TOKENS", &*tokens),
-                ("STAGES", &*stages),
-                ("GATE", gate_code),
-            ];
-            cx.function(MOE_TILE, &defines, "moe_tile", tile_shared_bytes(shape))
+        let function = |(source, name), numbers: &[(&'static str, u32)], shared| {
+            let texts: Vec<String> = numbers.iter().map(|(_, number)| number.to_string()).collect();
+            let named = numbers
+                .iter()
+                .zip(&texts)
+                .map(|((define, _), text)| (*define, text.as_str()));
+            let all: Vec<(&str, &str)> = defines.iter().copied().chain(named).collect();
+            cx.function(source, &all, name, shared)
         };
-        let on_hopper = cx.facts().arch == "sm_90a" && tile_shared_bytes(TILES[1]) <= cx.facts().max_shared_bytes;
+        let few = rows.few().into_iter().map(|shape| {
+            let numbers = [
+                ("TILES", shape.tiles),
+                ("WARPS", shape.warps),
+                ("ROW_TILES", shape.row_tiles),
+                ("DEPTH", shape.depth),
+            ];
+            Ok((shape, function(few, &numbers, shape.shared_bytes())?))
+        });
+        let facts = cx.facts();
+        let fits = |tile: &Tile| facts.arch == "sm_90a" && tile.shared <= facts.max_shared_bytes;
+        let tiles = rows
+            .tiles(facts.max_shared_bytes)
+            .into_iter()
+            .filter(fits)
+            .map(|shape| {
+                let groups = (shape.groups > 0).then_some(("GROUPS", shape.groups));
+                let numbers = [("TOKENS", shape.tokens), ("STAGES", shape.stages)]
+                    .into_iter()
+                    .chain(groups);
+                let numbers: Vec<(&str, u32)> = numbers.collect();
+                Ok((shape, function(tile, &numbers, shape.shared)?))
+            });
         Ok(Some(Products {
-            few: [few(FEW[0])?, few(FEW[1])?, few(FEW[2])?],
-            tile: match on_hopper {
-                true => Some([tile(TILES[0])?, tile(TILES[1])?]),
-                false => None,
-            },
+            rows,
+            few: few.collect::<Result<_>>()?,
+            tiles: tiles.collect::<Result<_>>()?,
             is_gated: gate.is_some(),
         }))
     }
 
-    /// Whether they run a call, whose rows must begin at multiples of 16 bytes. Depends on shapes, strides and
-    /// addresses only.
+    /// Whether they run a call well. Depends on shapes, strides and addresses only.
     pub(super) fn suits(&self, op: &ops::MoeLinear, call: &Call) -> bool {
-        let whole = |view: &View| {
-            let bytes = view.dtype.bytes() as u64;
-            let mut strides = view.strides[..2].iter().map(|&stride| u64::from(stride) * bytes);
-            view.ptr.is_multiple_of(16) && strides.all(|bytes| bytes.is_multiple_of(16))
-        };
-        let pointers = [call.weight, call.weight_up].iter().all(|ptr| ptr.is_multiple_of(16));
-        let fits = call.out.len() <= op.max_tokens;
-        whole(&call.x) && whole(&call.out) && pointers && fits && self.path(op, call.out.len()).is_some()
+        call.out.len() <= op.max_tokens && self.path(op, call).is_some()
     }
 
     /// Whether a call over chosen experts reads the list.
@@ -157,24 +285,47 @@ impl Products {
         tokens > 1
     }
 
-    fn path(&self, op: &ops::MoeLinear, tokens: u32) -> Option<Path> {
+    /// `None`: another kernel is faster, or rows do not begin at multiples of 16 bytes where they have to.
+    fn path(&self, op: &ops::MoeLinear, call: &Call) -> Option<Path> {
+        let tokens = call.out.len();
+        let whole = call.is_whole();
+        let few = |path: Path| (whole || self.rows != Rows::Plain).then_some(path);
         if tokens == 1 {
-            return Some(Path::Direct);
+            return few(Path::Direct);
         }
         let each = (tokens * op.top_k).div_ceil(op.all_experts());
-        match (FEW.iter().position(|shape| each <= shape.most), self.tile) {
-            (Some(few), _) => Some(Path::Few(few)),
-            (None, Some(_)) => Some(Path::Tile(usize::from(each >= LARGE_FROM))),
-            (None, None) => (each <= MOST_FEW).then_some(Path::Few(FEW.len() - 1)),
+        if let Some(index) = self.few.iter().position(|(shape, _)| each <= shape.most) {
+            return few(Path::Few(index));
         }
+        if whole && !self.tiles.is_empty() {
+            let is_large = each >= self.rows.large_from();
+            return Some(Path::Tile(usize::from(is_large).min(self.tiles.len() - 1)));
+        }
+        few(Path::Few(self.few.len() - 1)).filter(|_| each <= MOST_FEW)
     }
 
     /// Appends the launch of a call that [`Products::suits`], behind the list's.
     pub(super) fn encode(&self, encoding: &mut Encoding, op: &ops::MoeLinear, call: &Call) {
+        if let Some(path) = self.path(op, call) {
+            self.launch(encoding, op, call, path);
+        }
+    }
+
+    /// Appends the launch of any call over records.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more tokens than the op was prepared for.
+    pub(super) fn encode_any(&self, encoding: &mut Encoding, op: &ops::MoeLinear, call: &Call) -> Result<()> {
+        if call.out.len() > op.max_tokens {
+            let text = format!("{} tokens: the op is prepared for {}", call.out.len(), op.max_tokens);
+            return Err(Error::invalid(text));
+        }
+        self.launch(encoding, op, call, Path::Few(self.few.len() - 1));
+        Ok(())
+    }
+
+    fn launch(&self, encoding: &mut Encoding, op: &ops::MoeLinear, call: &Call, path: Path) {
         let choices = call.out.len() * op.top_k;
-        let Some(path) = self.path(op, call.out.len()) else {
-            return;
-        };
         let (x, out) = (&call.x, &call.out);
         let gathered = [
             Arg::Ptr(x.ptr),
@@ -208,7 +359,7 @@ impl Products {
                     Path::Few(index) => (index, list, chosen),
                     _ => (0, Arg::Ptr(0), choices),
                 };
-                let shape = FEW[index];
+                let (shape, function) = self.few[index];
                 let mut args = gathered.to_vec();
                 args.extend([Arg::Ptr(call.experts.ptr), Arg::U32(call.experts.row_stride()), list]);
                 args.extend(results);
@@ -216,37 +367,30 @@ impl Products {
                 args.extend(sizes);
                 let rows = (16 * shape.row_tiles) >> u32::from(self.is_gated);
                 let grid = [op.out_features.div_ceil(rows), blocks, 1];
-                encoding.launch(self.few[index], grid, 32 * shape.warps, shape.shared_bytes(), &args);
+                encoding.launch(function, grid, 32 * shape.warps, shape.shared_bytes(), &args);
             }
             Path::Tile(index) => {
-                let Some(functions) = self.tile else { return };
+                let (shape, function) = self.tiles[index];
                 let mut args = gathered.to_vec();
                 args.push(list);
                 args.extend(results);
                 args.extend(sizes);
-                let tokens = TILES[index].0;
                 // Twice the share of an even spread: a popular expert is several blocks' work.
-                let shares = (2 * choices).div_ceil(op.all_experts() * tokens).clamp(1, MAX_SHARES);
+                let shares = (2 * choices)
+                    .div_ceil(op.all_experts() * shape.tokens)
+                    .clamp(1, MAX_SHARES);
                 let rows = TILE_ROWS >> u32::from(self.is_gated);
                 let grid = [op.out_features.div_ceil(rows), chosen, shares];
-                encoding.launch(functions[index], grid, 256, tile_shared_bytes(TILES[index]), &args);
+                encoding.launch(function, grid, shape.threads, shape.shared, &args);
             }
         }
     }
 }
 
-/// Whether matrix units take the op.
-pub(super) fn takes(op: &ops::MoeLinear, facts: &Facts) -> bool {
-    let same = matches!(
-        (op.dtype, op.weight),
-        (DType::BF16, WeightFormat::BF16) | (DType::F16, WeightFormat::F16)
-    );
-    facts.matrix_units && same && op.in_features.is_multiple_of(8) && op.num_experts <= MAX_EXPERTS
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::tests::facts;
 
     fn op() -> ops::MoeLinear {
         ops::MoeLinear {
@@ -263,12 +407,19 @@ mod tests {
         }
     }
 
-    fn products(is_hopper: bool) -> Products {
+    fn products_over(rows: Rows, is_hopper: bool) -> Products {
+        let numbered = (1..).map(Function);
+        let tiles = if is_hopper { rows.tiles(227 << 10) } else { Vec::new() };
         Products {
-            few: [Function(1), Function(2), Function(3)],
-            tile: is_hopper.then_some([Function(4), Function(5)]),
+            rows,
+            few: rows.few().into_iter().zip(numbered.clone()).collect(),
+            tiles: tiles.into_iter().zip(numbered.skip(3)).collect(),
             is_gated: true,
         }
+    }
+
+    fn products(is_hopper: bool) -> Products {
+        products_over(Rows::Plain, is_hopper)
     }
 
     fn view(shape: [u32; 3]) -> View {
@@ -296,7 +447,7 @@ mod tests {
 
     #[test]
     fn more_choices_an_expert_take_larger_tiles() {
-        let path = |tokens, is_hopper| products(is_hopper).path(&op(), tokens);
+        let path = |tokens, is_hopper| products(is_hopper).path(&op(), &call(tokens, 64));
         assert_eq!(path(1, true), Some(Path::Direct));
         assert_eq!(path(20, true), Some(Path::Few(0)));
         assert_eq!(path(21, true), Some(Path::Few(1)));
@@ -317,6 +468,70 @@ mod tests {
             ..call(20, 64)
         };
         assert!(!suits(&odd));
+    }
+
+    #[test]
+    fn records_take_rows_of_any_place_and_tiles_whole_ones() {
+        use WeightFormat::{E2M1G16, F8G128, Nf4G64, U4G16, U4G128};
+        let records = |format, is_hopper| products_over(Rows::Records(format), is_hopper);
+        let path = |format, is_hopper, tokens, width| {
+            let op = ops::MoeLinear { weight: format, ..op() };
+            records(format, is_hopper).path(&op, &call(tokens, width))
+        };
+        assert_eq!(path(U4G128, true, 1, 68), Some(Path::Direct));
+        assert_eq!(path(U4G128, true, 20, 68), Some(Path::Few(0)));
+        assert_eq!(path(U4G128, true, 192, 64), Some(Path::Tile(1)));
+        assert_eq!(path(U4G128, true, 192, 68), None, "the caller has another kernel");
+        assert_eq!(path(E2M1G16, true, 192, 64), Some(Path::Tile(0)), "there is one");
+        assert_eq!(path(U4G16, true, 128, 64), Some(Path::Few(2)), "there is none");
+        assert_eq!(path(U4G128, false, 129, 64), None, "the grouped kernel");
+        for format in WeightFormat::ALL.into_iter().filter(|&format| has_operands(format)) {
+            let found: Vec<u32> = records(format, true)
+                .tiles
+                .iter()
+                .map(|(tile, _)| tile.tokens)
+                .collect();
+            let expected: &[u32] = match format.block_values() {
+                16 if has_minima(format) => &[],
+                16 | 32 => &[32],
+                _ => &[32, 64],
+            };
+            assert_eq!(found, expected, "{format:?}");
+        }
+        let mut encoding = Encoding::default();
+        let error = records(U4G128, true).encode_any(&mut encoding, &op(), &call(1001, 68));
+        assert!(
+            error
+                .unwrap_err()
+                .message
+                .contains("1001 tokens: the op is prepared for 1000")
+        );
+        let rows = |weight, out_features, units| {
+            let facts = Facts {
+                matrix_units: units,
+                ..facts("sm_90a", 132, 227 << 10)
+            };
+            let op = ops::MoeLinear {
+                weight,
+                out_features,
+                ..op()
+            };
+            Rows::of(&op, &facts)
+        };
+        assert_eq!(rows(F8G128, 72, true), Some(Rows::Records(F8G128)));
+        assert_eq!(rows(F8G128, 70, true), None, "a record with rows of two experts");
+        assert_eq!(rows(Nf4G64, 72, true), None, "a table");
+        let narrow = ops::MoeLinear {
+            weight: U4G16,
+            in_features: 48,
+            ..op()
+        };
+        let facts = Facts {
+            matrix_units: true,
+            ..facts("sm_90a", 132, 227 << 10)
+        };
+        assert_eq!(Rows::of(&narrow, &facts), None, "half a chunk of the packer");
+        assert_eq!(rows(U4G128, 72, false), None);
     }
 
     #[test]
