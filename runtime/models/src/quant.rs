@@ -4,7 +4,7 @@
 //! For tests and for the rare tensor that must become f32 (norms, biases, a tied table that a backend cannot read). It
 //! is never a fast path: backends pack and compute on the stored blocks.
 
-use halyard_platform_api::weight_format::{Codes, dequantise_row, put_group};
+use halyard_platform_api::weight_format::{dequantise_row, put_group};
 use halyard_platform_api::{WeightFormat, e4m3};
 
 use crate::error::{ModelError, Result};
@@ -39,8 +39,6 @@ pub fn dequantize(format: WeightFormat, bytes: &[u8], out: &mut [f32]) -> Result
 pub enum Rounding {
     /// 8-bit floats (E4M3), one scale a row.
     Fp8,
-    /// 8-bit floats, a scale for each group of 128 columns (or 64, 32): what checkpoints with block scales are held as.
-    Fp8Groups,
     /// Signed bytes, a scale for each group of 128 columns (or 64, 32, 16, as they divide the row).
     Int8,
     /// Four bits with a scale and a zero point for each such group.
@@ -53,28 +51,18 @@ impl Rounding {
     pub fn format(self, columns: usize) -> Option<WeightFormat> {
         match self {
             Rounding::Fp8 => Some(WeightFormat::F8E4M3),
-            Rounding::Fp8Groups => WeightFormat::F8G128.narrowed(columns),
             Rounding::Int8 => WeightFormat::I8G128.narrowed(columns),
             Rounding::Int4 => WeightFormat::U4G128.narrowed(columns),
         }
     }
 }
 
-/// Appends a row of groups ([`Rounding::Int8`], [`Rounding::Int4`], [`Rounding::Fp8Groups`]): bytes reach ±127 at the
-/// largest magnitude, 8-bit floats ±448, four bits 0 and 15 at the least and the largest value, of which 0 is a code.
-/// Ties go to the even code, as in PyTorch.
+/// Appends a row of groups ([`Rounding::Int8`], [`Rounding::Int4`]): bytes reach ±127 at the largest magnitude, four
+/// bits 0 and 15 at the least and the largest value, of which 0 is a code. Ties go to the even code, as in PyTorch.
 pub(crate) fn quantize_groups(format: WeightFormat, values: &[f32], row: &mut Vec<u8>) {
     let group = format.block_values();
     let mut codes = [0i8; MAX_GROUP];
     let is_small = format.narrowed(16) == Some(WeightFormat::U4G16);
-    if format.layout().codes == Codes::E4m3 {
-        let mut codes = [0u8; MAX_GROUP];
-        for values in values.chunks_exact(group) {
-            row.extend(e4m3_codes(values, &mut codes[..group]).to_le_bytes());
-            row.extend(&codes[..group]);
-        }
-        return;
-    }
     for values in values.chunks_exact(group) {
         let (low, high) = bounds(values);
         let (scale, zero, range) = match is_small {
@@ -141,18 +129,13 @@ fn small_integer(x: f32) -> i8 {
 /// One canonical row of 8-bit floats: the largest magnitude becomes 448. What the op `quantize_act` gives by its scheme
 /// `Fp8Row`. `row` has [`WeightFormat::row_bytes`] bytes.
 pub fn quantize_e4m3(values: &[f32], row: &mut [u8]) {
-    let (codes, tail) = row.split_at_mut(values.len());
-    tail.copy_from_slice(&e4m3_codes(values, codes).to_le_bytes());
-}
-
-/// Writes values as 8-bit floats, of which the largest magnitude becomes 448, and returns their scale.
-fn e4m3_codes(values: &[f32], codes: &mut [u8]) -> f32 {
     let largest = values.iter().fold(0.0f32, |max, value| max.max(value.abs()));
     let scale = largest / 448.0;
+    let (codes, tail) = row.split_at_mut(values.len());
     for (code, &value) in codes.iter_mut().zip(values) {
         *code = if scale == 0.0 { 0 } else { e4m3::from_f32(value / scale) };
     }
-    scale
+    tail.copy_from_slice(&scale.to_le_bytes());
 }
 
 #[cfg(test)]

@@ -346,9 +346,10 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &Mo
     };
     let weights = match format {
         LoadFormat::Dummy => {
-            let mut weights = Weights::dummy(description.clone(), dummy);
-            if let Some(rounding) = quantization.fp8_rounding() {
-                weights.quantise(rounding)?;
+            let rounds = quantization.has_fp8_rows();
+            let mut weights = Weights::dummy_of(description.clone(), dummy, quantization);
+            if rounds {
+                weights.quantise(Rounding::Fp8)?;
             }
             weights
         }

@@ -597,3 +597,43 @@ fn rounding_to_integers_is_within_half_a_step() {
         assert!(model.weights.format(Role::Embedding).unwrap().is_plain());
     }
 }
+
+/// Random codes and fitting scales: nothing is rounded, so that a bench of a large model starts soon.
+#[test]
+fn dummies_have_the_blocks_of_their_checkpoint() {
+    use MlpLinear::Down;
+    let dense = Role::weight(0, Linear::Mlp(Down));
+    let expert = Role::weight(0, Linear::Expert(1, Down));
+    for (name, role) in [
+        ("quant/awq", dense),
+        ("quant/gptq-8", dense),
+        ("quant/ct-w8a16", dense),
+        ("quant/fp8-blocks", dense),
+        ("gpt-oss-mxfp4", expert),
+        ("gpt-oss-mxfp4", Role::weight(0, Linear::Q)),
+    ] {
+        let folder = fixtures().join("models").join(name);
+        let open = |load| ModelFiles::open(&folder, load, DummyWeights::default()).unwrap();
+        let format = open(LoadFormat::Auto).weights.format(role).unwrap();
+        let model = open(LoadFormat::Dummy);
+        let weights = &model.weights;
+        let tensor = weights.tensor(role).unwrap();
+        let formats = [tensor.format, weights.format(role).unwrap()];
+        assert_eq!(formats, [format; 2], "{name}");
+        // Plain ones may be made on the device.
+        assert_eq!(weights.dummy_values(role).is_some(), format.is_plain(), "{name}");
+        let values = tensor.to_f32().unwrap();
+        // Four bits have one more code below zero than above.
+        let most = 0.034_641_016 * 8.0 / 7.0;
+        assert!(values.iter().all(|value| value.abs() <= most), "{name}");
+        let mut different: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
+        different.sort_unstable();
+        different.dedup();
+        assert!(different.len() >= 15, "{name}: {different:?}");
+        assert_eq!(
+            open(LoadFormat::Dummy).weights.tensor(role).unwrap().to_f32().unwrap(),
+            values,
+            "{name}"
+        );
+    }
+}

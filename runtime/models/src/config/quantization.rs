@@ -2,11 +2,11 @@
 //! Tensors themselves say which matrices are quantised and how; what they show is compared with what is read here
 //! ([`crate::weights`]), so lists of modules that were left alone, or that have other bits, need no reading.
 
+use halyard_platform_api::WeightFormat;
 use serde_json::Value;
 
 use super::fields::JsonFields;
 use crate::error::Result;
-use crate::quant::Rounding;
 
 const OTHERWISE: &str = "read are AWQ (gemm), GPTQ, AutoRound in their packings, compressed-tensors, FP8 (E4M3) with a \
      scale a tensor, channel or block, ModelOpt FP8 and NVFP4, bitsandbytes, HQQ and MXFP4: use such a checkpoint, the \
@@ -101,15 +101,40 @@ impl Quantization {
         Ok(Quantization::of(Method::ModelOpt))
     }
 
-    /// How dummy matrices of layers are rounded, where they are 8-bit floats by and large.
-    pub(crate) fn fp8_rounding(&self) -> Option<Rounding> {
-        let is_fp8 = self.method == Method::Fp8
-            || self.method == Method::CompressedTensors && self.schemes.iter().all(|scheme| scheme.bits == 0);
-        is_fp8.then_some(match self.block {
-            Some(_) => Rounding::Fp8Groups,
-            None => Rounding::Fp8,
-        })
+    /// Whether dummy matrices of layers are rounded to 8-bit floats with a scale a row, as the checkpoint's are by and
+    /// large.
+    pub(crate) fn has_fp8_rows(&self) -> bool {
+        self.is_fp8() && self.block.is_none()
     }
+
+    /// The format of blocks or groups that most matrices of layers have, of rows of `columns` values; `None`: they are
+    /// plain, rows of 8-bit floats, or of a method whose configuration does not say. `of_expert`: the matrix is one.
+    pub(crate) fn block_format(&self, columns: usize, of_expert: bool) -> Option<WeightFormat> {
+        match self.method {
+            Method::Mxfp4 => of_expert.then_some(WeightFormat::Mxfp4),
+            _ if self.is_fp8() => self.block.and_then(|_| WeightFormat::F8G128.narrowed(columns)),
+            Method::Awq | Method::Gptq | Method::Hqq | Method::CompressedTensors => {
+                let scheme = self.schemes.first()?;
+                let canonical = match scheme.bits {
+                    8 => WeightFormat::I8G128,
+                    _ => WeightFormat::U4G128,
+                };
+                // A group of both.
+                canonical.narrowed(greatest_divisor(scheme.group.unwrap_or(columns), columns))
+            }
+            _ => None,
+        }
+    }
+
+    fn is_fp8(&self) -> bool {
+        self.method == Method::Fp8
+            || self.method == Method::CompressedTensors && self.schemes.iter().all(|scheme| scheme.bits == 0)
+    }
+}
+
+/// That two numbers have in common.
+fn greatest_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_divisor(b, a % b) }
 }
 
 /// The layout of models released in FP8, vLLM's own and AutoFP8's.

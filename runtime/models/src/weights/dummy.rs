@@ -3,20 +3,24 @@
 //! into parts changes it. The function is the op `fill_random`'s, so that a device can make the same values.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use half::bf16;
 use halyard_platform_api::WeightFormat;
+use halyard_platform_api::weight_format::Codes;
 
 use super::role::{Linear, MlpLinear, Norm, Part, Role};
+use super::sorting::Orders;
 use super::tensor::{Change, Coding, StoredRows, WeightTensor};
-use crate::config::ModelDescription;
+use super::{Source, Weights, is_layer_matrix};
+use crate::config::{ModelDescription, Quantization};
 use crate::split_mix::SplitMix64;
 
 /// Half width of the interval of matrices and biases: a standard deviation of 0.02, the usual initialisation.
 const HALF_WIDTH: f32 = 0.034_641_016;
 
-/// Values that are worth a thread; a multiple of 4.
-const LEAST_OF_THREAD: usize = 1 << 18;
+/// Bytes that are worth a thread.
+const LEAST_OF_THREAD: usize = 1 << 19;
 
 /// How dummy matrices are stored. Norms and biases are f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,33 +58,102 @@ impl DummyValues {
     /// All values of a matrix, `put` into their bytes; by several threads where there are many. Value `index` is the
     /// upper 24 bits of word `index` mod 4 of Philox4x32-10 with counter `index` / 4, scaled to the interval.
     fn put_all<const BYTES: usize>(self, bytes: &mut [u8], put: impl Fn(f32) -> [u8; BYTES] + Sync) {
-        let fill = |first: usize, bytes: &mut [u8]| {
+        self.put_words(bytes, |word| {
+            put(((word >> 8) as f32 / (1 << 23) as f32 - 1.0) * HALF_WIDTH)
+        });
+    }
+
+    /// All words, likewise; bytes behind the last whole one stay as they are.
+    fn put_words<const BYTES: usize>(self, bytes: &mut [u8], put: impl Fn(u32) -> [u8; BYTES] + Sync) {
+        by_threads(bytes, 4 * BYTES, |first, bytes| {
+            let first = first / BYTES;
             for (i, piece) in bytes.chunks_mut(4 * COUNTERS * BYTES).enumerate() {
                 let words = philox4x32(
                     counters((first / 4 + i * COUNTERS) as u64),
                     [self.seed_low, self.seed_high],
                 );
                 for (out, word) in piece.chunks_exact_mut(BYTES).zip(words.iter().flatten()) {
-                    let value = ((word >> 8) as f32 / (1 << 23) as f32 - 1.0) * HALF_WIDTH;
-                    out.copy_from_slice(&put(value));
+                    out.copy_from_slice(&put(*word));
                 }
             }
-        };
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let of_thread = (bytes.len() / BYTES)
-            .div_ceil(threads)
-            .next_multiple_of(4)
-            .max(LEAST_OF_THREAD);
-        std::thread::scope(|scope| {
-            let mut parts = bytes.chunks_mut(of_thread * BYTES).enumerate();
-            let here = parts.next();
-            for (i, part) in parts {
-                scope.spawn(move || fill(i * of_thread, part));
-            }
-            if let Some((_, part)) = here {
-                fill(0, part);
-            }
         });
+    }
+}
+
+/// Gives threads a part of `bytes` each, with where it begins: whole units, but for a rest at the end.
+fn by_threads(bytes: &mut [u8], unit: usize, work: impl Fn(usize, &mut [u8]) + Sync) {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let of_thread = bytes
+        .len()
+        .div_ceil(threads)
+        .max(LEAST_OF_THREAD)
+        .next_multiple_of(unit);
+    std::thread::scope(|scope| {
+        let mut parts = bytes.chunks_mut(of_thread).enumerate();
+        let here = parts.next();
+        for (i, part) in parts {
+            let work = &work;
+            scope.spawn(move || work(i * of_thread, part));
+        }
+        if let Some((_, part)) = here {
+            work(0, part);
+        }
+    });
+}
+
+impl Weights {
+    /// Random weights of the described shapes.
+    #[must_use]
+    pub fn dummy(description: Arc<ModelDescription>, dummy: DummyWeights) -> Self {
+        Self::dummy_of(description, dummy, Quantization::default())
+    }
+
+    /// The same, in the formats of a checkpoint where they are blocks or groups.
+    pub(crate) fn dummy_of(
+        description: Arc<ModelDescription>,
+        dummy: DummyWeights,
+        quantization: Quantization,
+    ) -> Self {
+        Self {
+            description,
+            source: Source::Dummy { dummy, quantization },
+            quantised: None,
+            orders: Orders::default(),
+        }
+    }
+
+    /// The format in blocks that a dummy matrix is made in; `None`: a plain one.
+    pub(super) fn dummy_blocks(&self, role: Role) -> Option<WeightFormat> {
+        match &self.source {
+            Source::Dummy { quantization, .. } if is_layer_matrix(role) => {
+                let of_expert = matches!(role, Role::Layer(_, Part::Weight(Linear::Expert(..))));
+                quantization.block_format(self.columns(role), of_expert)
+            }
+            _ => None,
+        }
+    }
+
+    /// The plain format that dummy matrices are made in, where they are not made in blocks.
+    #[must_use]
+    pub fn dummy_format(&self, role: Role) -> Option<WeightFormat> {
+        match &self.source {
+            Source::Dummy { dummy, .. } if self.dummy_blocks(role).is_none() => {
+                Some(dummy.format_of(self.stored_role(role)))
+            }
+            _ => None,
+        }
+    }
+
+    /// How the matrix with a role is made, where it is a dummy of plain values; `None` for weights of files, norms and
+    /// biases.
+    #[must_use]
+    pub fn dummy_values(&self, role: Role) -> Option<DummyValues> {
+        match &self.source {
+            Source::Dummy { dummy, .. } if role.is_matrix() && self.dummy_blocks(role).is_none() => {
+                Some(dummy.values(self.stored_role(role)))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -99,6 +172,53 @@ impl DummyWeights {
         match (role.is_matrix(), self.format) {
             (true, DummyFormat::Bf16) => WeightFormat::BF16,
             _ => WeightFormat::F32,
+        }
+    }
+
+    /// A matrix in blocks: every code is random, every scale is such that values stay in the interval of plain ones.
+    /// `format`: canonical, or MXFP4.
+    pub(super) fn blocks(
+        self,
+        name: String,
+        role: Role,
+        shape: Vec<usize>,
+        format: WeightFormat,
+    ) -> WeightTensor<'static> {
+        let layout = format.layout();
+        let blocks = shape.iter().product::<usize>() / layout.block_values;
+        let mut bytes = vec![0; blocks * layout.block_bytes];
+        self.values(role).put_words(&mut bytes, u32::to_le_bytes);
+        let scale = HALF_WIDTH / largest_number(layout.codes);
+        // Of the power of two below it, as MXFP4 stores it.
+        let exponent = (scale.to_bits() >> 23) as u8;
+        let head: &[u8] = &match layout.codes {
+            // Eight is the code of zero.
+            Codes::Integer { low: 0 } => [scale, -8.0 * scale].map(f32::to_le_bytes).concat(),
+            Codes::Integer { .. } => [scale, 0.0].map(f32::to_le_bytes).concat(),
+            _ if format == WeightFormat::Mxfp4 => vec![exponent],
+            _ => scale.to_le_bytes().to_vec(),
+        };
+        by_threads(&mut bytes, layout.block_bytes, |_, bytes| {
+            for block in bytes.chunks_exact_mut(layout.block_bytes) {
+                let (own, codes) = block.split_at_mut(head.len());
+                own.copy_from_slice(head);
+                if layout.codes == Codes::E4m3 {
+                    // The two codes that are no numbers become their neighbours.
+                    codes
+                        .iter_mut()
+                        .for_each(|code| *code -= u8::from(*code & 0x7f == 0x7f));
+                }
+            }
+        });
+        WeightTensor {
+            name,
+            bytes: Cow::Owned(bytes),
+            format,
+            stored_rows: StoredRows::Whole,
+            shape,
+            coding: Coding::AsStored,
+            turned_from: None,
+            change: Change::default(),
         }
     }
 
@@ -132,6 +252,17 @@ impl DummyWeights {
             turned_from: None,
             change: Change::default(),
         }
+    }
+}
+
+/// The largest magnitude of random codes, without their scale.
+fn largest_number(codes: Codes) -> f32 {
+    match codes {
+        Codes::Float => 1.0,
+        Codes::Integer { low: 0 } => 7.5,
+        Codes::Integer { .. } => 128.0,
+        Codes::Table(table) => table.iter().fold(0.0, |max, value| value.abs().max(max)),
+        Codes::E4m3 => 448.0,
     }
 }
 
@@ -279,16 +410,10 @@ mod tests {
             seed_low: 1,
             seed_high: 2,
         };
-        let mut bytes = vec![0; 2 * (3 * LEAST_OF_THREAD + 68)];
+        let least = LEAST_OF_THREAD / 2;
+        let mut bytes = vec![0; 2 * (3 * least + 68)];
         values.put_all(&mut bytes, |value| bf16::from_f32(value).to_le_bytes());
-        for index in [
-            0,
-            5,
-            LEAST_OF_THREAD - 1,
-            LEAST_OF_THREAD,
-            2 * LEAST_OF_THREAD + 7,
-            3 * LEAST_OF_THREAD + 67,
-        ] {
+        for index in [0, 5, least - 1, least, 2 * least + 7, 3 * least + 67] {
             let word = philox4x32(counters(index as u64 / 4), [1, 2])[0][index % 4];
             let value = ((word >> 8) as f32 / (1 << 23) as f32 - 1.0) * HALF_WIDTH;
             assert_eq!(bytes[2 * index..][..2], bf16::from_f32(value).to_le_bytes(), "{index}");

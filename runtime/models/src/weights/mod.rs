@@ -72,7 +72,10 @@ enum Source {
         file: Arc<GgufFile>,
         names: &'static NameTables,
     },
-    Dummy(DummyWeights),
+    Dummy {
+        dummy: DummyWeights,
+        quantization: Quantization,
+    },
 }
 
 impl Weights {
@@ -115,17 +118,6 @@ impl Weights {
         Self {
             description,
             source: Source::Gguf { file, names },
-            quantised: None,
-            orders: Orders::default(),
-        }
-    }
-
-    /// Random weights of the described shapes.
-    #[must_use]
-    pub fn dummy(description: Arc<ModelDescription>, dummy: DummyWeights) -> Self {
-        Self {
-            description,
-            source: Source::Dummy(dummy),
             quantised: None,
             orders: Orders::default(),
         }
@@ -201,7 +193,7 @@ impl Weights {
     /// As [`Weights::tensor`].
     pub fn sort_columns(&mut self, cuts_columns: bool, has_adapters: bool) -> Result<Option<Arc<ModelDescription>>> {
         // Dummy weights are in order, and asking for one makes it.
-        if matches!(self.source, Source::Dummy(_)) {
+        if matches!(self.source, Source::Dummy { .. }) {
             return Ok(None);
         }
         let fixed = Fixed {
@@ -223,7 +215,7 @@ impl Weights {
         match &self.source {
             Source::Safetensors { files, .. } => Some(files.path()),
             Source::Gguf { file, .. } => Some(file.path()),
-            Source::Dummy(_) => None,
+            Source::Dummy { .. } => None,
         }
     }
 
@@ -236,7 +228,7 @@ impl Weights {
         match &self.source {
             Source::Safetensors { files, .. } => files.check_unchanged(),
             Source::Gguf { file, .. } => file.check_unchanged(),
-            Source::Dummy(_) => Ok(()),
+            Source::Dummy { .. } => Ok(()),
         }
     }
 
@@ -298,8 +290,11 @@ impl Weights {
         }
         let mut coding = Coding::AsStored;
         let (found, stored_as, format, bytes, supported) = match &self.source {
-            Source::Dummy(dummy) => {
-                let made = dummy.tensor(name, role, expected, &self.description);
+            Source::Dummy { dummy, .. } => {
+                let made = match self.dummy_blocks(role) {
+                    Some(format) => dummy.blocks(name, role, expected, format),
+                    None => dummy.tensor(name, role, expected, &self.description),
+                };
                 return Ok(self.coded(role, made));
             }
             Source::Safetensors { files, .. } => {
@@ -525,8 +520,9 @@ impl Weights {
     /// As [`Weights::tensor`].
     pub fn format(&self, role: Role) -> Result<WeightFormat> {
         match &self.source {
-            Source::Dummy(dummy) => Ok(self
-                .rounded(role, self.shape(role).last().copied().unwrap_or(0))
+            Source::Dummy { dummy, .. } => Ok(self
+                .dummy_blocks(role)
+                .or_else(|| self.rounded(role, self.columns(role)))
                 .unwrap_or(dummy.format_of(self.stored_role(role)))),
             _ => Ok(self.tensor(role)?.format),
         }
@@ -537,22 +533,9 @@ impl Weights {
         self.quantised.filter(|_| is_layer_matrix(role))?.format(columns)
     }
 
-    /// The plain format that dummy matrices are made in, whatever they are handed out in.
-    #[must_use]
-    pub fn dummy_format(&self, role: Role) -> Option<WeightFormat> {
-        match &self.source {
-            Source::Dummy(dummy) => Some(dummy.format_of(self.stored_role(role))),
-            _ => None,
-        }
-    }
-
-    /// How the matrix with a role is made, where it is a dummy; `None` for weights of files, norms and biases.
-    #[must_use]
-    pub fn dummy_values(&self, role: Role) -> Option<DummyValues> {
-        match &self.source {
-            Source::Dummy(dummy) if role.is_matrix() => Some(dummy.values(self.stored_role(role))),
-            _ => None,
-        }
+    /// Values of a row.
+    fn columns(&self, role: Role) -> usize {
+        self.shape(role).last().copied().unwrap_or(0)
     }
 
     /// The shape that the description implies for a role, as [`WeightTensor::shape`].
@@ -657,7 +640,7 @@ impl Weights {
                 }
                 first_found(names, |name| quantised::is_there(files, name))
             }
-            Source::Dummy(_) => names(&NameTables::own(&[])).remove(0),
+            Source::Dummy { .. } => names(&NameTables::own(&[])).remove(0),
         }
     }
 
