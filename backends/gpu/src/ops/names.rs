@@ -64,6 +64,43 @@ pub(super) fn gate_of(spec: &OpSpec) -> Option<(u32, DType, &'static str)> {
     }
 }
 
+/// What joins the gate and up of experts, as their kernels' definitions (`gated` in activate.cuh).
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Gate {
+    /// Its number.
+    pub(super) code: &'static str,
+    /// Numbers of the bounded silu.
+    pub(super) numbers: Vec<(&'static str, String)>,
+}
+
+/// Width, type and gate of a gating op that experts' kernels can do themselves.
+pub(super) fn expert_gate_of(spec: &OpSpec) -> Option<(u32, DType, Gate)> {
+    if let OpSpec::SiluMul(op) = spec
+        && !op.is_plain()
+        && op.limit > 0.0
+    {
+        let alpha = if op.alpha == 0.0 { 1.0 } else { op.alpha };
+        let of = [
+            ("GATE_LIMIT", op.limit),
+            ("GATE_ALPHA", alpha),
+            ("GATE_OFFSET", op.up_offset),
+        ];
+        // With an exponent a whole number is a literal of C++, too.
+        let numbers = of.map(|(name, value)| (name, format!("{value:e}f")));
+        let gate = Gate {
+            code: "4",
+            numbers: numbers.into(),
+        };
+        return Some((op.width, op.dtype, gate));
+    }
+    let (width, dtype, code) = gate_of(spec)?;
+    let gate = Gate {
+        code,
+        numbers: Vec::new(),
+    };
+    Some((width, dtype, gate))
+}
+
 /// Definitions as the compiler takes them.
 pub(super) fn borrowed<'a>(defines: &'a [(&'static str, String)]) -> Vec<(&'a str, &'a str)> {
     defines.iter().map(|(name, value)| (*name, value.as_str())).collect()

@@ -15,3 +15,11 @@ template <int KIND> __device__ __forceinline__ float activate(float x) {
     if (KIND == 3) return GELU_ERF_OF(x);
     return x;
 }
+
+// activate(gate) · up; 4: the bounded silu of GATE_LIMIT, GATE_ALPHA and GATE_OFFSET (formulas.h).
+template <int KIND> __device__ __forceinline__ float gated(float gate, float up) {
+#if defined(GATE_LIMIT)
+    if (KIND == 4) return BOUNDED_SILU_OF(gate, up, GATE_LIMIT, GATE_ALPHA, GATE_OFFSET);
+#endif
+    return activate<KIND>(gate) * up;
+}

@@ -2,7 +2,7 @@
 // follows its sums. A block has kOut features of one expert, from kRows rows of its matrices (with GATE half of gate
 // and half of up, by turns of eight), and up to kTokens of its choices at a time; its warps share the depth.
 //
-// Before it: ACT, WARPS, GATE (0: plain; else activate.cuh's number), kRows, kOut, kTokens, kThreads.
+// Before it: ACT, WARPS, GATE (0: plain; else the number of activate.cuh's `gated`), kRows, kOut, kTokens, kThreads.
 #pragma once
 #include "activate.cuh"
 #include "expert_list.cuh"
@@ -84,7 +84,7 @@ __device__ __forceinline__ void write_results(const Results &to, const Choices &
             sum += part[v * kTokens * kColumn];
             if (GATE) up += part[v * kTokens * kColumn + 8];
         }
-        if (GATE) sum = activate<GATE>(sum) * up;
+        if (GATE) sum = gated<GATE>(sum, up);
         to.row(own.at(own.begin + column))[row] = from_f32<ACT>(sum);
     }
     __syncthreads();

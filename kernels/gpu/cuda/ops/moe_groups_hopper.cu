@@ -16,6 +16,7 @@
 // check: -DFORMAT=49 -DACT=bf16 -DTOKENS=32 -DGROUPS=2 -DSTAGES=3 -DGATE=1
 // check: -DFORMAT=55 -DACT=bf16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=3 -DGATE=1
 // check: -DFORMAT=55 -DACT=f16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=3 -DGATE=0
+// check: -DFORMAT=49 -DACT=bf16 -DTOKENS=32 -DGROUPS=2 -DSTAGES=4 -DGATE=4 -DGATE_LIMIT=7e0f -DGATE_ALPHA=1.702e0f -DGATE_OFFSET=1e0f
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "activate.cuh"
 #include "expert_list.cuh"
@@ -101,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kAll, 1)
 #pragma unroll
                 for (u32 e = 0; e < 8; e++) {
                     v[e] = from[e] + (bias ? bias[at + e] : 0.f);
-                    if (GATE) v[e] = activate<GATE>(v[e]) * (from[8 + e] + (bias_up ? bias_up[at + e] : 0.f));
+                    if (GATE) v[e] = gated<GATE>(v[e], from[8 + e] + (bias_up ? bias_up[at + e] : 0.f));
                 }
                 *(uint4 *)(row_out(choice_at(begin + token)) + feature) =
                     make_uint4(pack2<ACT>(v[0], v[1]), pack2<ACT>(v[2], v[3]), pack2<ACT>(v[4], v[5]),

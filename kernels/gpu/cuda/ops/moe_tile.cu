@@ -15,6 +15,7 @@
 // check: -DACT=bf16 -DTOKENS=128 -DSTAGES=4 -DGATE=1
 // check: -DACT=bf16 -DTOKENS=128 -DSTAGES=4 -DGATE=0
 // check: -DACT=f16 -DTOKENS=64 -DSTAGES=5 -DGATE=2
+// check: -DACT=bf16 -DTOKENS=64 -DSTAGES=5 -DGATE=4 -DGATE_LIMIT=7e0f -DGATE_ALPHA=1.702e0f -DGATE_OFFSET=1e0f
 #include "activate.cuh"
 #include "expert_list.cuh"
 #include "hopper.cuh"
@@ -155,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                     for (u32 e = 0; e < 2; e++) {
                         float sum = sums[half][4 * n + 2 * part + e] + add;
-                        if (GATE) sum = activate<GATE>(sum) * (sums[half][4 * n + 2 + e] + add_up);
+                        if (GATE) sum = gated<GATE>(sum, sums[half][4 * n + 2 + e] + add_up);
                         results[(8 * n + 2 * t + e) * kPitch + own] = from_f32<ACT>(sum);
                     }
             }

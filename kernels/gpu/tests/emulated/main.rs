@@ -198,7 +198,10 @@ fn products_of_experts_over_groups_are_right_on_matrix_units() {
         &[(49, "bf16", 1), (40, "f16", 0), (47, "f16", 1)],
         more,
     );
+    let bounds = "-DGATE_LIMIT=2e0f -DGATE_ALPHA=1.702e0f -DGATE_OFFSET=1e0f";
+    sets("moe_groups_few", &[(49, "bf16", 4)], &format!("{few} {bounds}"));
     let hopper = "-DTOKENS=32 -DGROUPS=1 -DSTAGES=3 -D__CUDA_ARCH_FEAT_SM90_ALL";
+    sets("moe_groups_hopper", &[(49, "bf16", 4)], &format!("{hopper} {bounds}"));
     let formats = [(43, "bf16", 1), (49, "bf16", 1), (48, "bf16", 0), (55, "bf16", 0)];
     sets("moe_groups_hopper", &formats, hopper);
     let two = "-DTOKENS=32 -DGROUPS=2 -DSTAGES=2 -D__CUDA_ARCH_FEAT_SM90_ALL";

@@ -138,6 +138,14 @@ fn layer(seed: u64, act: DType, private: bool, format: WeightFormat, tokens: u32
             kind: GeluKind::Tanh,
         }
         .into(),
+        // As gpt-oss has it, with a lower bound, so that values reach it.
+        6 | 100 => SiluMul {
+            limit: 2.0,
+            alpha: 1.702,
+            up_offset: 1.0,
+            ..SiluMul::plain(gated, act)
+        }
+        .into(),
         _ => SiluMul::plain(gated, act).into(),
     };
     let slice = |of: usize| Arg::slice(act, &[tokens, gated], of, 0);

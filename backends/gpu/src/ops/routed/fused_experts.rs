@@ -16,7 +16,7 @@ use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
 use crate::ops::build as build_op;
-use crate::ops::names::{float_name, gate_of};
+use crate::ops::names::{Gate, expert_gate_of, float_name};
 use crate::ops::parts::{self, Parts};
 use crate::view::View;
 
@@ -54,7 +54,7 @@ struct Plan {
     gate: ops::MoeLinear,
     down: ops::MoeLinear,
     combine: ops::MoeCombine,
-    activation: &'static str,
+    joined: Gate,
     add: Option<Addition>,
     /// Of experts on other ranks: left out where combine alone reads what down writes.
     elsewhere: Elsewhere,
@@ -75,7 +75,7 @@ impl Plan {
         let (OpSpec::MoeLinear(down_op), OpSpec::MoeCombine(combine_op)) = (&down.spec, &combine.spec) else {
             return None;
         };
-        let (width, dtype, activation) = gate_of(&gating.spec)?;
+        let (width, dtype, joined) = expert_gate_of(&gating.spec)?;
         let decl = |t: u16| &program.tensors[usize::from(t)];
         let same_memory = |a: u16, b: u16| decl(a).storage == decl(b).storage;
         let of = |node: &Node, index: usize| node.operands[index];
@@ -109,7 +109,7 @@ impl Plan {
             gate: gate_op.clone(),
             down: down_op.clone(),
             combine: combine_op.clone(),
-            activation,
+            joined,
             add,
             elsewhere,
             nodes: [gate, up, gating, down, combine].map(|node| node.operands.clone()),
@@ -255,11 +255,9 @@ impl Experts {
 impl Kernel for Experts {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
         self.parts.prepare(cx)?;
-        let Plan {
-            gate, down, activation, ..
-        } = &self.plan;
+        let Plan { gate, down, joined, .. } = &self.plan;
         let (Some(gate), Some(down), Some(act)) = (
-            Products::prepare(cx, gate, Some(activation))?,
+            Products::prepare(cx, gate, Some(joined))?,
             Products::prepare(cx, down, None)?,
             float_name(gate.dtype),
         ) else {

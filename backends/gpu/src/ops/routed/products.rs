@@ -14,7 +14,7 @@ use crate::ops::formats::code;
 use crate::ops::linear::{
     HOPPER_ROWS, HOPPER_THREADS, RECORD_ROWS, has_bytes, has_minima, has_operands, hopper_ring_bytes,
 };
-use crate::ops::names::float_name;
+use crate::ops::names::{Gate, borrowed, float_name};
 use crate::view::View;
 
 /// How the experts' matrices lie.
@@ -55,6 +55,12 @@ impl Rows {
             Rows::Records(format) if has_bytes(format) => [
                 Few::new(1, 2, 2, 1, 4),
                 Few::new(2, 2, 4, 1, 5),
+                Few::new(4, 1, 4, 1, 0),
+            ],
+            // Of short runs twice the rows would take 244 registers a thread.
+            Rows::Records(format) if format.block_values() < 64 => [
+                Few::new(1, 2, 4, 1, 5),
+                Few::new(2, 2, 2, 1, 12),
                 Few::new(4, 1, 4, 1, 0),
             ],
             Rows::Records(_) => [
@@ -216,15 +222,17 @@ pub(super) struct Products {
 }
 
 impl Products {
-    /// Compiles them; `None` where matrix units do not take the op. `gate` is the activation's number in activate.cuh.
+    /// Compiles them; `None` where matrix units do not take the op. `gate` joins gate and up.
     ///
     /// # Errors
     /// Errors of the compiler.
-    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::MoeLinear, gate: Option<&str>) -> Result<Option<Products>> {
+    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::MoeLinear, gate: Option<&Gate>) -> Result<Option<Products>> {
         let (Some(act), Some(rows)) = (float_name(op.dtype), Rows::of(op, cx.facts())) else {
             return Ok(None);
         };
-        let mut defines = vec![("ACT", act), ("GATE", gate.unwrap_or("0"))];
+        let mut defines = vec![("ACT", act), ("GATE", gate.map_or("0", |gate| gate.code))];
+        let numbers = gate.map_or_else(Vec::new, |gate| borrowed(&gate.numbers));
+        defines.extend(numbers);
         let (few, tile) = match rows {
             Rows::Plain => ((MOE_FEW, "moe_few"), (MOE_TILE, "moe_tile")),
             Rows::Records(format) => {

@@ -62,7 +62,7 @@ fn a_layers_experts_are_one_region_with_the_addition_behind_them() {
     assert_eq!(matches(&layer(), 0), Some(6));
     assert_eq!(matches(&layer(), 1), None);
     let plan = Plan::of(&layer(), 0).unwrap();
-    assert_eq!(plan.activation, "1");
+    assert_eq!(plan.joined.code, "1");
     assert_eq!(plan.add, Some(Addition { residual: 0, out: 0 }));
     let gelu = GeluMul {
         width: TOP_K * INNER,
@@ -70,7 +70,17 @@ fn a_layers_experts_are_one_region_with_the_addition_behind_them() {
         kind: GeluKind::Erf,
     };
     let program = changed(|p| p.nodes[2] = Node::new(gelu, [12, 13, 14]));
-    assert_eq!(Plan::of(&program, 0).unwrap().activation, "3");
+    assert_eq!(Plan::of(&program, 0).unwrap().joined.code, "3");
+    let bounded = SiluMul {
+        limit: 7.0,
+        alpha: 1.702,
+        up_offset: 1.0,
+        ..SiluMul::plain(TOP_K * INNER, DType::BF16)
+    };
+    let program = changed(|p| p.nodes[2] = Node::new(bounded, [12, 13, 14]));
+    let joined = Plan::of(&program, 0).unwrap().joined;
+    let numbers: Vec<&str> = joined.numbers.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!((joined.code, &numbers[..]), ("4", &["7e0f", "1.702e0f", "1e0f"][..]));
 }
 
 #[test]
@@ -105,12 +115,12 @@ fn choices_of_experts_elsewhere_are_left_out_where_combine_alone_reads_results()
 
 #[test]
 fn other_layers_are_no_such_region() {
-    let clamped = SiluMul {
-        limit: 7.0,
+    let sharper = SiluMul {
+        alpha: 1.702,
         ..SiluMul::plain(TOP_K * INNER, DType::BF16)
     };
     assert_eq!(
-        matches(&changed(|p| p.nodes[2] = Node::new(clamped, [12, 13, 14])), 0),
+        matches(&changed(|p| p.nodes[2] = Node::new(sharper, [12, 13, 14])), 0),
         None
     );
     assert_eq!(
