@@ -203,10 +203,12 @@ impl DummyWeights {
                 let (own, codes) = block.split_at_mut(head.len());
                 own.copy_from_slice(head);
                 if layout.codes == Codes::E4m3 {
-                    // The two codes that are no numbers become their neighbours.
-                    codes
-                        .iter_mut()
-                        .for_each(|code| *code -= u8::from(*code & 0x7f == 0x7f));
+                    // Exponents of the upper half: weights have few smaller numbers, which take processors longer. The
+                    // two codes that are no numbers become their neighbours.
+                    for code in codes {
+                        *code |= 0x40;
+                        *code -= u8::from(*code & 0x7f == 0x7f);
+                    }
                 }
             }
         });
