@@ -119,8 +119,9 @@ impl Quantization {
                     8 => WeightFormat::I8G128,
                     _ => WeightFormat::U4G128,
                 };
-                // A group of both.
-                canonical.narrowed(greatest_divisor(scheme.group.unwrap_or(columns), columns))
+                // By the checkpoint's groups, and by rows.
+                let group = canonical.narrowed(scheme.group.unwrap_or(columns))?;
+                group.narrowed(columns)
             }
             _ => None,
         }
@@ -130,11 +131,6 @@ impl Quantization {
         self.method == Method::Fp8
             || self.method == Method::CompressedTensors && self.schemes.iter().all(|scheme| scheme.bits == 0)
     }
-}
-
-/// That two numbers have in common.
-fn greatest_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_divisor(b, a % b) }
 }
 
 /// The layout of models released in FP8, vLLM's own and AutoFP8's.

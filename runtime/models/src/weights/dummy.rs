@@ -212,16 +212,7 @@ impl DummyWeights {
                 }
             }
         });
-        WeightTensor {
-            name,
-            bytes: Cow::Owned(bytes),
-            format,
-            stored_rows: StoredRows::Whole,
-            shape,
-            coding: Coding::AsStored,
-            turned_from: None,
-            change: Change::default(),
-        }
+        made(name, bytes, format, shape)
     }
 
     /// Norm weights give a factor of 1; everything else is uniform around 0.
@@ -244,16 +235,21 @@ impl DummyWeights {
         } else {
             values.put_all(&mut bytes, f32::to_le_bytes);
         }
-        WeightTensor {
-            name,
-            bytes: Cow::Owned(bytes),
-            format,
-            stored_rows: StoredRows::Whole,
-            shape,
-            coding: Coding::AsStored,
-            turned_from: None,
-            change: Change::default(),
-        }
+        made(name, bytes, format, shape)
+    }
+}
+
+/// A tensor of these bytes, without a change.
+fn made(name: String, bytes: Vec<u8>, format: WeightFormat, shape: Vec<usize>) -> WeightTensor<'static> {
+    WeightTensor {
+        name,
+        bytes: Cow::Owned(bytes),
+        format,
+        stored_rows: StoredRows::Whole,
+        shape,
+        coding: Coding::AsStored,
+        turned_from: None,
+        change: Change::default(),
     }
 }
 
