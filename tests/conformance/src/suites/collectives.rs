@@ -9,8 +9,8 @@ use halyard_platform_api::{
 use super::{Floats, expect_eq};
 use crate::execute::WAIT_NS;
 
-/// Elements of a rank's input.
-const N: usize = 6;
+/// Elements that a rank has of an input which ranks share out.
+const PART: usize = 6;
 
 /// Checks every collective over these devices, one a rank; two ranks at least.
 ///
@@ -36,9 +36,9 @@ pub fn check_collectives(devices: &[Arc<dyn Device>]) -> Result<(), String> {
     })
 }
 
-/// What rank `rank` puts in: distinct everywhere.
-fn input(rank: usize) -> Vec<f32> {
-    (0..N).map(|i| (rank * 100 + i) as f32 + 0.25).collect()
+/// What rank `rank` of `size` puts in: distinct everywhere.
+fn input(rank: usize, size: usize) -> Vec<f32> {
+    (0..PART * size).map(|i| (rank * 1000 + i) as f32 + 0.25).collect()
 }
 
 fn rank_of(device: &dyn Device, id: &CommunicatorId, rank: usize, size: usize) -> Result<(), String> {
@@ -50,17 +50,14 @@ fn rank_of(device: &dyn Device, id: &CommunicatorId, rank: usize, size: usize) -
         &(group.rank(), group.size()),
         &(rank as u32, size as u32),
     )?;
-    let sum: Vec<f32> = (0..N).map(|i| (0..size).map(|r| input(r)[i]).sum()).collect();
-    let part = N / size;
-    let of = |r: usize| input(r)[rank * part..(rank + 1) * part].to_vec();
+    let input = |rank| input(rank, size);
+    let sum: Vec<f32> = (0..PART * size).map(|i| (0..size).map(|r| input(r)[i]).sum()).collect();
+    let own = rank * PART..(rank + 1) * PART;
+    let of = |r: usize| input(r)[own.clone()].to_vec();
     let cases = [
         (CollectiveKind::AllReduce, 0, sum.clone()),
         (CollectiveKind::AllGather, 0, (0..size).flat_map(input).collect()),
-        (
-            CollectiveKind::ReduceScatter,
-            0,
-            sum[rank * part..(rank + 1) * part].to_vec(),
-        ),
+        (CollectiveKind::ReduceScatter, 0, sum[own.clone()].to_vec()),
         (CollectiveKind::AllToAll, 0, (0..size).flat_map(of).collect()),
         (CollectiveKind::Broadcast, 1, input(1)),
     ];
