@@ -40,7 +40,7 @@ fn half_activations_hold_weights_of_their_own_type() {
 }
 
 #[test]
-fn planes_are_little_larger_than_the_file() {
+fn planes_and_records_are_little_larger_than_the_file() {
     for format in WeightFormat::ALL
         .into_iter()
         .filter(|&f| f.block_values() > 1 && reads(f))
@@ -53,7 +53,7 @@ fn planes_are_little_larger_than_the_file() {
         let packed = linear.unwrap().packed_weight_bytes(0).unwrap();
         let file = (1024 * format.row_bytes(4096).unwrap()) as u64;
         assert!(
-            packed >= file && packed * 100 <= file * 105,
+            packed >= file && packed * 100 <= file * 106,
             "{format:?}: {packed} for {file}"
         );
     }
