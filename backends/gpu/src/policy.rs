@@ -89,6 +89,8 @@ pub struct Policy {
     pub product_from: u32,
     /// Matrices for which that is so from fewer tokens on.
     pub block_product: Option<BlockProduct>,
+    /// Formats in blocks lie as records; else as planes.
+    pub records: bool,
     /// Fewest tokens for which such a product of GGUF weights, unpacked for it, does better than the kernel that reads
     /// them as they are; more than 33 counts as that.
     pub unpack_from: u32,
@@ -114,6 +116,7 @@ impl Default for Policy {
             plain_block: (8, 256),
             product_from: 9,
             block_product: None,
+            records: true,
             unpack_from: 33,
             integer_dots: false,
             matrix_tiling: None,

@@ -28,6 +28,7 @@ pub(crate) fn policy(physical: &Physical, rounding: Rounding, attention: bool) -
             depths: product::SMALL_BATCH_DEPTHS,
             from_tokens: 2,
         }),
+        records: false,
         unpack_from: 9,
         integer_dots: match rounding {
             Rounding::Never => false,

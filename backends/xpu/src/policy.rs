@@ -9,6 +9,7 @@ use crate::matrix::Matrix;
 /// they are used.
 pub(crate) fn policy(matrix: Option<Matrix>, dots: Dots, rounding: Rounding) -> Policy {
     Policy {
+        records: false,
         integer_dots: match rounding {
             Rounding::Never => false,
             Rounding::WhereFast => dots.accelerated,

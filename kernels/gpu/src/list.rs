@@ -104,8 +104,8 @@ sources! {
         Cuda, "it is written for mma.sync";
     MOE_GROUPED = "moe_grouped", "`moe_linear` of many tokens, expert by expert.":
         Cuda, "it is written for mma.sync";
-    MOE_GROUPS_FEW = "moe_groups_few", "`moe_few` over canonical groups.": Cuda, "it is written for mma.sync";
-    MOE_GROUPS_HOPPER = "moe_groups_hopper", "`moe_tile` over canonical groups.":
+    MOE_GROUPS_FEW = "moe_groups_few", "`moe_few` over records.": Cuda, "it is written for mma.sync";
+    MOE_GROUPS_HOPPER = "moe_groups_hopper", "`moe_tile` over records.":
         Cuda, "instructions of one vendor's hardware";
     MOE_LIST = "moe_list", "A step's choices by expert, and the sum of experts' results with the addition behind it.":
         Cuda, "the others have no products that need it";

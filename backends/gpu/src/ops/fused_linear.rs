@@ -295,7 +295,7 @@ impl Fused {
                     let scales = scales_at(n + above, k);
                     (weight + scales, weight_up + scales + 4 * above, k)
                 }
-                // Rows of planes are found by their numbers; an up part begins with a record.
+                // Records are found by their rows' numbers; an up part begins with one.
                 WeightLayout::Planes(_) if !above.is_multiple_of(RECORD_ROWS) => return None,
                 WeightLayout::Planes(_) => (0, 0, 0),
                 WeightLayout::Plain(_) => (0, 0, 2 * k),

@@ -47,14 +47,14 @@ use crate::view::View;
 pub(super) use self::call::rows_aligned;
 pub(super) use self::dense_tiles::DenseTiles;
 pub(super) use self::fusion::{Fusion, SmallBatchCall};
-pub(super) use self::groups_tiles::{HOPPER_ROWS, HOPPER_THREADS, hopper_ring_bytes};
-pub(super) use self::layout::{RECORD_ROWS, WeightLayout, has_bytes, has_minima, has_operands, plane_bytes, scales_at};
+pub(super) use self::groups_tiles::{HOPPER_ROWS, HOPPER_THREADS, hopper_ring_bytes, hopper_tokens};
+pub(super) use self::layout::{RECORD_ROWS, WeightLayout, has_bytes, has_operands, plane_bytes, run_values, scales_at};
 pub(super) use self::quantized::Pack;
 pub(super) use self::small_batch::SmallBatch;
 
 /// Bytes of canonical weights that a packing kernel takes at a time.
 const PACK_BYTES: u64 = 16 << 20;
-/// Inputs that the kernels of planes take at a time.
+/// Inputs that the kernels of formats in blocks take at a time.
 const CHUNK: u32 = 32;
 
 /// The kernel of a descriptor of this family; `None` for others.

@@ -1,4 +1,4 @@
-// What Hopper's products over canonical groups share (linear_groups_hopper, moe_groups_hopper): 256 weight rows by
+// What Hopper's products over records share (linear_groups_hopper, moe_groups_hopper): 256 weight rows by
 // TOKENS tokens a block. Codes become left operands in registers, tokens are read from shared memory by the matrix unit
 // itself.
 //
@@ -12,7 +12,7 @@
 // A minimum counts as a multiple of its scale, less what operands exceed codes by: bf16 holds it where zero points are
 // whole numbers, and then one more product of that by the tokens' sums, in three parts that hold them exactly, is all
 // there is to do. What bf16 does not hold is multiplied by the sums in f32, and so is all of it in f16, whose range the
-// sums leave.
+// sums leave, and of GGUF's formats, whose minima are no multiples.
 //
 // A lane's codes for the unit's order of depths lie with two other lanes of the records' order (quantized.cuh), at
 // their even pairs for even lanes and at their odd pairs for odd ones.
@@ -43,7 +43,7 @@ constexpr u32 kStageBytes = (kTokenBytes + GROUPS * kBlocks8 * kRecord + 1023) /
 // The sums of its tokens' values: [group][run][token].
 constexpr u32 kSumBytes = kNeedsSums ? GROUPS * kRuns * TOKENS * 4 : 0;
 // The same in three parts, as a right operand: [group][run][upper or lower 8 depths][token][8]; the rest are zeros.
-constexpr bool kByProduct = kNeedsSums && kIsBf16<ACT>;
+constexpr bool kByProduct = kGroups && kNeedsSums && kIsBf16<ACT>;
 constexpr u32 kRunParts = TOKENS * 32;
 constexpr u32 kPartBytes = kByProduct ? GROUPS * kRuns * kRunParts : 0;
 // Chunks of 32 depths whose codes are loaded at a time, and those of a run.
@@ -101,19 +101,35 @@ struct Ring {
     __device__ __forceinline__ u8 *parts(u32 slot) const { return all_parts + slot * kPartBytes; }
 };
 
-// Codes of two rows, g of each record, for the operands of kAhead chunks: [row][half of the lanes].
-struct Codes {
-    uint2 words[2][2];
+// Where a lane's codes and higher bits stand in a record, and how far its own are from their lower ends.
+struct Place {
+    u32 codes, high, shift, high_shift;
+};
+__device__ __forceinline__ Place own_place() {
+    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, odd = t % 2;
+    u32 shift = kBytes ? 16 : 4, high_shift = FORMAT == 8 ? 2 : 1;
+    return {codes_in_record(g, t / 2, 0), high_in_record(g, t / 2), odd * shift, odd * high_shift};
+}
 
-    // `place`: where the lane's first word of codes stands.
-    __device__ __forceinline__ void load(const u8 *low, const u8 *high, u32 place, u32 shift, u32 chunk) {
+// Codes of two rows, g of each record, for the operands of kAhead chunks: [row][half of the lanes].
+struct Ahead {
+    uint2 words[2][2];
+    u32 high[2][2];
+
+    __device__ __forceinline__ void load(const u8 *low, const u8 *upper_rows, const Place &place, u32 chunk) {
 #pragma unroll
         for (u32 upper = 0; upper < 2; upper++)
 #pragma unroll
             for (u32 v = 0; v < 2; v++) {
-                const u8 *from = (upper ? high : low) + (place ^ 32 * v);
+                const u8 *record = upper ? upper_rows : low;
+                const u8 *from = record + (place.codes ^ 32 * v), *more = record + place.high + kHigh / 2 * v;
                 uint2 two = *(const uint2 *)(from + (kBytes ? 512 * (chunk / 2) + 8 * (chunk % 2) : 4 * chunk));
-                words[upper][v] = {two.x >> shift, two.y >> shift};
+                words[upper][v] = {two.x >> place.shift, two.y >> place.shift};
+                // Of two chunks.
+                u32 bits = 0;
+                if (FORMAT == 5) bits = (u32)((const u16 *)more)[chunk / 2] * 0x10001;
+                if (FORMAT == 8) bits = ((const u32 *)more)[chunk / 2];
+                high[upper][v] = bits >> place.high_shift;
             }
     }
     // The operands of a chunk's two steps.
@@ -123,8 +139,9 @@ struct Codes {
 #pragma unroll
             for (u32 v = 0; v < 2; v++) {
                 uint2 two = words[upper][v];
-                uint4 codes[kWords];
-                codes[kBytes ? chunk / 2 % kWords : 0] = {two.x, two.y, two.x, two.y};
+                Codes codes;
+                codes.words[kBytes ? chunk / 2 % kWords : 0] = {two.x, two.y, two.x, two.y};
+                codes.high = {high[upper][v], high[upper][v]};
 #pragma unroll
                 for (u32 s = 0; s < 2; s++) a[s][2 * v + upper] = operand_of<ACT>(codes, chunk, 2 * s);
             }
@@ -264,17 +281,17 @@ __device__ __forceinline__ void add_run(const Factors (&f)[2], u32 run, float (&
 }
 
 // The products of a group of short runs: those of a run are under way while the sums of the run before are added.
-__device__ __forceinline__ void short_runs(const u8 *low, const u8 *high, u32 place, u32 shift, u32 columns,
+__device__ __forceinline__ void short_runs(const u8 *low, const u8 *high, const Place &place, u32 columns,
                                            const Factors (&f)[2], float (&even)[TOKENS / 2], float (&odd)[TOKENS / 2],
                                            float (&sums)[TOKENS / 2]) {
-    Codes codes;
+    Ahead codes;
     u32 a[2][2][4];
 #pragma unroll
     for (u32 run = 0; run < kRuns; run++) {
         float(&own)[TOKENS / 2] = run % 2 ? odd : even, (&before)[TOKENS / 2] = run % 2 ? even : odd;
         u32 first = run * kRunSteps;
         if (first % 2 == 0) {
-            if (first / 2 % kAhead == 0) codes.load(low, high, place, shift, first / 2);
+            if (first / 2 % kAhead == 0) codes.load(low, high, place, first / 2);
             codes.expand(first / 2, a[first / 2 % 2]);
         }
         wgmma_fence();
@@ -294,10 +311,10 @@ __device__ __forceinline__ void short_runs(const u8 *low, const u8 *high, u32 pl
 __device__ __forceinline__ void multiply(const Ring &ring, Turn &turn, u32 begin, u32 end,
                                          float (&sums)[TOKENS / 2]) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 place = codes_in_record(g, t / 2, 0), shift = t % 2 * (kBytes ? 16 : 4);
+    Place place = own_place();
     float part[TOKENS / 2], other[TOKENS / 2];
     u32 a[2][2][4];
-    Codes codes;
+    Ahead codes;
     // The right operands' words: of the lower one only the address differs, and never leaves it.
     u32 operand = (u32)wgmma_swapped_operand(ring.base);
     u32 parts = (u32)wgmma_operand(shared_address(ring.all_parts), 0, 0);
@@ -315,7 +332,7 @@ __device__ __forceinline__ void multiply(const Ring &ring, Turn &turn, u32 begin
             Factors f[2] = {factors_at<!kByProduct>(low + scales_in_record(g)),
                             factors_at<!kByProduct>(high + scales_in_record(g))};
             if (kShortRuns) {
-                short_runs(low, high, place, shift, columns + i * (kGroupTokens / 16), f, part, other, sums);
+                short_runs(low, high, place, columns + i * (kGroupTokens / 16), f, part, other, sums);
                 continue;
             }
 #pragma unroll
@@ -323,7 +340,7 @@ __device__ __forceinline__ void multiply(const Ring &ring, Turn &turn, u32 begin
 #pragma unroll
                 for (u32 set = 0; set < kRunChunks; set++) {
                     u32 chunk = run * kRunChunks + set;
-                    if (chunk % kAhead == 0) codes.load(low, high, place, shift, chunk);
+                    if (chunk % kAhead == 0) codes.load(low, high, place, chunk);
                     // The products before the last ones have read their operands.
                     if (set >= 2) wgmma_wait<1>();
                     codes.expand(chunk, a[set % 2]);

@@ -1,5 +1,5 @@
-// What products over canonical groups on matrix units share, of linears and of experts: codes as operands,
-// asynchronous copies, and the steps of a group. The records' layout is quantized.cuh's; canonical formats of whole
+// What products over records on matrix units share, of linears and of experts: codes as operands, asynchronous copies,
+// and the steps of a group. The records' layout is quantized.cuh's; GGUF's formats, and canonical ones of whole
 // numbers, E2M1 and E4M3 only.
 //
 // Sixteen rows are the A operand of m16n8k16, eight tokens the columns of B. Lane (g, t) holds 16 bytes of nibbles (32
@@ -13,12 +13,8 @@
 #include "copies.cuh"
 #include "quantized.cuh"
 
-// Depths, and steps, that share a scale; runs of a group of 128.
-constexpr u32 kRun = GROUP_VALUES;
+// Steps that share a scale.
 constexpr u32 kRunSteps = kRun / 16;
-constexpr u32 kRuns = 128 / kRun;
-// 16-byte words of a lane's codes of one row of a group.
-constexpr u32 kWords = kBytes ? 2 : 1;
 
 template <typename T> struct Magic;
 template <> struct Magic<bf16> {
@@ -39,17 +35,23 @@ __device__ __forceinline__ u32 bytes_of_word(u32 word, u32 selector) { return __
 
 // Values 2i and 2i + 1 of a lane's eight in a chunk, as an operand. Fields of small floats, moved to their places in
 // the wider type, are a power of two too small; the product with it is exact, subnormal numbers included.
-template <typename T> __device__ __forceinline__ u32 operand_of(const uint4 (&codes)[kWords], u32 chunk, u32 i) {
+template <typename T> __device__ __forceinline__ u32 operand_of(const Codes &codes, u32 chunk, u32 i) {
     constexpr u32 none = 0x80008000;
     if (!kBytes) {
-        u32 pair = word_of(codes[0], chunk) >> (4 * i);
-        if (kHasMin) return and_or<0x000f000f, Magic<T>::small>(pair);
+        u32 pair = word_of(codes.words[0], chunk) >> (4 * i);
+        if (!kNamed) {
+            u32 above = and_or<0x000f000f, Magic<T>::small>(pair) | high_of(codes, chunk, i);
+            if (kHasMin) return above;
+            // 1, and 136, 144 or 160 (bf16), or 1032, 1040 or 1056 (f16), below zero.
+            constexpr u32 less = kIsBf16<T> ? 0xc300u + kOffset : 0xe400u + kOffset;
+            return fma2<T>(above, kIsBf16<T> ? 0x3f803f80 : 0x3c003c00, less << 16 | less);
+        }
         u32 sign = (pair & 0x00080008) << 12, magnitude = pair & 0x00070007;
         return kIsBf16<T> ? fma2<T>(sign | magnitude << 6, 0x7e807e80, none)
                           : fma2<T>(sign | magnitude << 9, 0x74007400, none);
     }
-    u32 word = word_of(codes[kBytes && chunk >= 2 ? kBytes : 0], (chunk & 1) * 2 + i / 2);
-    if (kHasMin) {
+    u32 word = word_of(codes.words[chunk >= 2 ? kWords - 1 : 0], (chunk & 1) * 2 + i / 2);
+    if (!kNamed) {
         // Signed bytes: the lower seven bits under an exponent, less 128 or 256.
         u32 pair = bytes_of_word(word, i & 1 ? 0x4342 : 0x4140);
         if (kIsBf16<T>)
@@ -61,9 +63,18 @@ template <typename T> __device__ __forceinline__ u32 operand_of(const uint4 (&co
                       : fma2<T>(sign | (pair >> 1 & 0x3f803f80), 0x5c005c00, none);
 }
 
+// A lane's codes of a row of a record in shared memory.
+__device__ __forceinline__ Codes codes_at(const u8 *record, u32 row, u32 lane) {
+    Codes codes;
+#pragma unroll
+    for (u32 w = 0; w < kWords; w++) codes.words[w] = *(const uint4 *)(record + codes_in_record(row, lane, w));
+    codes.high = load_high(record + high_in_record(row, lane));
+    return codes;
+}
+
 // The left operands of a group's eight steps, from the codes of two rows.
 template <typename T>
-__device__ __forceinline__ void left_of(const uint4 (&low)[kWords], const uint4 (&high)[kWords], u32 (&a)[8][4]) {
+__device__ __forceinline__ void left_of(const Codes &low, const Codes &high, u32 (&a)[8][4]) {
 #pragma unroll
     for (u32 step = 0; step < 8; step++) {
 #pragma unroll
@@ -78,37 +89,23 @@ __device__ __forceinline__ void left_of(const uint4 (&low)[kWords], const uint4 
 struct Factors {
     float scale[kRuns], add[kRuns];
 };
-// Of the words that a row has for a group.
-template <bool SCALED = true> __device__ __forceinline__ Factors factors_of(const float (&words)[kFactors]) {
+// Of the words that a row has for a group. Not SCALED: canonical formats only.
+template <bool SCALED = true> __device__ __forceinline__ Factors factors_of(const u32 (&words)[kScaleWords]) {
+    static_assert(SCALED || kGroups, "minima of GGUF's formats are no multiples of their scales");
     Factors f;
 #pragma unroll
-    for (u32 i = 0; i < kRuns; i++) {
-        f.scale[i] = words[SCALE_WORDS * i];
-        f.add[i] = kHasMin ? words[SCALE_WORDS * i + SCALE_WORDS - 1] - kExcess : 0.f;
-        if (SCALED) f.add[i] *= f.scale[i];
+    for (u32 run = 0; run < kRuns; run++) {
+        float scale = scale_of(words, run), min = min_of(words, run);
+        f.scale[run] = scale;
+        if (!kHasMin) f.add[run] = 0.f;
+        else if (!kGroups) f.add[run] = fmaf(scale, -kExcess, min);
+        else f.add[run] = (min - kExcess) * (SCALED ? scale : 1.f);
     }
     return f;
 }
-// Those words, of a record.
-__device__ __forceinline__ void load_factors(const u8 *from, float (&words)[kFactors]) {
-    if (kFactors == 1) words[0] = *(const float *)from;
-    if (kFactors == 2) {
-        float2 two = *(const float2 *)from;
-        words[0] = two.x;
-        words[kFactors - 1] = two.y;
-    }
-#pragma unroll
-    for (u32 i = 0; i < kFactors / 4; i++) {
-        float4 four = ((const float4 *)from)[i];
-        words[4 * i] = four.x;
-        words[4 * i + 1] = four.y;
-        words[4 * i + 2] = four.z;
-        words[4 * i + 3] = four.w;
-    }
-}
 template <bool SCALED = true> __device__ __forceinline__ Factors factors_at(const u8 *from) {
-    float words[kFactors];
-    load_factors(from, words);
+    u32 words[kScaleWords];
+    load_scales(from, words);
     return factors_of<SCALED>(words);
 }
 

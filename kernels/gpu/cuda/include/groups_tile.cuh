@@ -1,5 +1,5 @@
-// What kernels that multiply tiles of canonical groups by a batch of tokens share (linear_groups_tile,
-// linear_groups_hopper): their operands, and what follows a tile's sums.
+// What kernels that multiply tiles of records by a batch of tokens share (linear_groups_tile, linear_groups_hopper):
+// their operands, and what follows a tile's sums.
 //
 // Before it: FORMAT, ACT, OUT, TOKENS, EPILOGUE (see activate.cuh), and as constants the tile's rows (kRows), the
 // block's threads (kThreads), a multiple of them or a part without rest, and the floats of a token's sums in shared
@@ -10,7 +10,7 @@
 
 struct Tile {
     const ACT *x;
-    Planes planes;
+    Records records;
     const float *bias;
     const OUT *residual;
     OUT *out;

@@ -1,6 +1,5 @@
-// `linear` of few tokens over planes of canonical groups: every code is read once and multiplied on matrix units; norm
-// before, and bias, activation, gating and residual after it are fused. groups_product.cuh says how lanes share rows,
-// depths and tokens.
+// `linear` of few tokens over records: every code is read once and multiplied on matrix units; norm before, and bias,
+// activation, gating and residual after it are fused. groups_product.cuh says how lanes share rows, depths and tokens.
 //
 // Blocks are persistent and walk over the tiles of 16 rows. The warps share the depth of a tile in spans of SPAN groups
 // of 128; each has a ring of STAGES spans in shared memory that it fills for itself, across the ends of tiles, so that
@@ -16,14 +15,14 @@
 // loads, and with them their sums over each run of depths that shares a scale. linear_groups_streamed, for tokens that
 // do not fit, copies them with each span, and knows no norm.
 //
-// Definitions: FORMAT (canonical; see quantized.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each),
+// Definitions: FORMAT (see groups_product.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each),
 // MOST (tokens of a block: 8·TILES, or 1), WARPS, SPAN (1, 2 or 4), STAGES (2 or more), MIN_BLOCKS (blocks that an SM
 // should hold), LATE (1: the next kernel may start when this block has asked for its last weights, else at once; 0
 // where it is not defined), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles
 // are 8 gate and 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) /
 // rms(x)).
 // Launch: grid (blocks: up to the number of tiles of 16 rows, 8 gated; tiles of MOST tokens), 32·WARPS threads.
-// `matrix_rows`: rows of the planes; `first_up`: the first up row in its planes.
+// `matrix_rows`: rows of the matrix; `first_up`: the first up row in its own.
 // Where GATE, `first_up` is a multiple of 8.
 // Dynamic shared memory: WARPS·STAGES spans (`kSpanBytes`, streamed ones with `kTokenBytes` more), their barriers
 // (`kBarrierBytes`), the tokens of the tile (linear_groups_small only; `pitch_of(k)` values each), then 81·WARPS
@@ -39,6 +38,14 @@
 // check: -DFORMAT=48 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=1 -DNORM=1
 // check: -DFORMAT=49 -DACT=f16 -DOUT=f16 -DTILES=1 -DMOST=8 -DWARPS=4 -DSPAN=4 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
 // check: -DFORMAT=55 -DACT=bf16 -DOUT=f32 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=1 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DSPAN=4 -DSTAGES=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=1 -DNORM=1
+// check: -DFORMAT=4 -DACT=f16 -DOUT=f16 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DFORMAT=5 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DFORMAT=6 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DFORMAT=7 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DSPAN=4 -DSTAGES=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=1 -DNORM=1
+// check: -DFORMAT=7 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=1
+// check: -DFORMAT=8 -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DSPAN=4 -DSTAGES=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DFORMAT=8 -DACT=f16 -DOUT=f32 -DTILES=1 -DMOST=8 -DWARPS=8 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
 #include "act_norm.cuh"
 #include "activate.cuh"
 #include "groups_product.cuh"
@@ -214,7 +221,7 @@ struct Rows {
     const u8 *records[2];
 };
 
-__device__ __forceinline__ Rows find_rows(const Product &p, const Planes &plain, const Planes &up, u32 tile) {
+__device__ __forceinline__ Rows find_rows(const Product &p, const Records &plain, const Records &up, u32 tile) {
     Rows rows;
     rows.records[0] = record_of(plain, GATE ? tile : 2 * tile, 0);
     // A last tile of eight rows has its half twice.
@@ -271,8 +278,7 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
     float *sums_at = (float *)(staged + (STAGED ? columns * pitch_of(p.k) : 0)), *squares = sums_at + kBuffers * kSums,
           *totals_at = squares + WARPS * kTokens;
 
-    Planes plain = planes_of(p.weights, p.matrix_rows, p.k);
-    Planes up = GATE ? planes_of(p.weights_up, p.matrix_rows, p.k) : plain;
+    Records plain = records_of(p.weights, p.k), up = GATE ? records_of(p.weights_up, p.k) : plain;
     u32 groups = plain.groups, spans = (groups + SPAN - 1) / SPAN, tiles = (p.n + kOut - 1) / kOut;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if (lane == 0) {
@@ -364,14 +370,12 @@ template <bool STAGED> __device__ __forceinline__ void product(const Product &p)
             for (u32 s = 0; s < SPAN; s++) {
                 u32 group = span * SPAN + s;
                 // Of a group that is not there nothing is used.
-                uint4 codes[2][kWords];
+                Codes codes[2];
                 Factors f[1][2];
 #pragma unroll
                 for (u32 h = 0; h < 2; h++) {
                     const u8 *record = from + (h * SPAN + s) * kRecord;
-#pragma unroll
-                    for (u32 w = 0; w < kWords; w++)
-                        codes[h][w] = *(const uint4 *)(record + codes_in_record(g, t, w));
+                    codes[h] = codes_at(record, g, t);
                     f[0][h] = factors_at(record + scales_in_record(g));
                 }
                 if (STAGED && s == SPAN - 1) refill();

@@ -1,14 +1,14 @@
-// `linear` of a batch of tokens over planes of canonical groups: tiles of 32·ROW_WARPS weight rows and TOKENS tokens.
-// Groups of 128 depths, codes, scales and tokens, stream through a ring of STAGES pieces in shared memory, and codes
-// become operands between shared memory and matrix units: nothing is unpacked. Few tiles share the depth among several
-// blocks: each leaves its sums, and groups_finish adds them in order. groups_product.cuh says how lanes share rows,
-// depths and tokens.
+// `linear` of a batch of tokens over records: tiles of 32·ROW_WARPS weight rows and TOKENS tokens. Groups of 128
+// depths, codes, scales and tokens, stream through a ring of STAGES pieces in shared memory, and codes become operands
+// between shared memory and matrix units: nothing is unpacked. Few tiles share the depth among several blocks: each
+// leaves its sums, and groups_finish adds them in order. groups_product.cuh says how lanes share rows, depths and
+// tokens.
 //
 // The warps are ROW_WARPS by rows and TOKEN_WARPS by tokens. Where the format has minima, each warp sums the values of
 // some of the piece's tokens for all, while the products run. 16-byte units of codes and tokens are swapped within
 // their rows, so that what lanes read together lies in different banks.
 //
-// Definitions: FORMAT (canonical; see quantized.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TOKENS (a multiple of
+// Definitions: FORMAT (see groups_product.cuh), ACT (bf16, f16), OUT (bf16, f16, f32), TOKENS (a multiple of
 // 8·TOKEN_WARPS), ROW_WARPS, TOKEN_WARPS, STAGES (2 or more), MIN_BLOCKS, EPILOGUE (see activate.cuh).
 // linear_groups_tile: grid (⌈n / 32·ROW_WARPS⌉, ⌈tokens / TOKENS⌉, splits), 32·ROW_WARPS·TOKEN_WARPS threads; dynamic
 // shared memory: STAGES·`kStageBytes` + TOKENS·`kRuns`·4, at least TOKENS·(32·ROW_WARPS + 4)·4 bytes. `depth`: groups
@@ -23,6 +23,12 @@
 // check: -DFORMAT=48 -DACT=bf16 -DOUT=bf16 -DTOKENS=32 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
 // check: -DFORMAT=49 -DACT=f16 -DOUT=f16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
 // check: -DFORMAT=55 -DACT=bf16 -DOUT=bf16 -DTOKENS=128 -DROW_WARPS=4 -DTOKEN_WARPS=2 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0
+// check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
+// check: -DFORMAT=4 -DACT=f16 -DOUT=f16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0
+// check: -DFORMAT=5 -DACT=bf16 -DOUT=f32 -DTOKENS=32 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
+// check: -DFORMAT=6 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=3 -DMIN_BLOCKS=1 -DEPILOGUE=0
+// check: -DFORMAT=7 -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
+// check: -DFORMAT=8 -DACT=bf16 -DOUT=bf16 -DTOKENS=32 -DROW_WARPS=4 -DTOKEN_WARPS=1 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=0
 #include "groups_product.cuh"
 
 constexpr u32 kRows = 32 * ROW_WARPS;
@@ -44,7 +50,7 @@ __device__ __forceinline__ void ask_weights(const Tile &p, u32 to, u32 first_row
 #pragma unroll
     for (u32 i = threadIdx.x; i < kWeightBytes / 16; i += kThreads) {
         u32 block = min(first_row / kRecordRows + i / units, (p.n - 1) / kRecordRows);
-        copy_async<16>(to + 16 * i, record_of(p.planes, block, group) + 16 * (i % units), true);
+        copy_async<16>(to + 16 * i, record_of(p.records, block, group) + 16 * (i % units), true);
     }
 }
 
@@ -89,12 +95,11 @@ __device__ __forceinline__ void multiply(const u8 *piece, float *totals_at, u32 
     Factors f[2][2];
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
-        uint4 codes[2][kWords];
+        Codes codes[2];
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             const u8 *record = piece + (warp_row + 16 * r + 8 * h) / kRecordRows * kRecord;
-#pragma unroll
-            for (u32 w = 0; w < kWords; w++) codes[h][w] = *(const uint4 *)(record + codes_in_record(g, t, w));
+            codes[h] = codes_at(record, g, t);
             f[r][h] = factors_at(record + scales_in_record(g));
         }
         left_of<ACT>(codes[0], codes[1], a[r]);
@@ -122,7 +127,7 @@ __device__ __forceinline__ void product(const Tile &p) {
     float *totals_at = (float *)(pieces + STAGES * kStageBytes);
     u32 base = place_in_shared(shared), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     u32 first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS, begin = blockIdx.z * p.depth,
-        end = min(p.planes.groups, begin + p.depth);
+        end = min(p.records.groups, begin + p.depth);
     // The first weights are constants: ask for them before the previous kernel has ended.
 #pragma unroll
     for (u32 s = 0; s < STAGES - 1; s++)
@@ -171,6 +176,6 @@ __device__ __forceinline__ void product(const Tile &p) {
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     linear_groups_tile(const ACT *x, u8 *weights, const float *bias, const OUT *residual, OUT *out, float *partials,
                        u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, u32 depth) {
-    product({x, planes_of(weights, n, k), bias, residual, out, partials, x_stride, residual_stride, out_stride, tokens,
+    product({x, records_of(weights, k), bias, residual, out, partials, x_stride, residual_stride, out_stride, tokens,
              n, k, depth});
 }

@@ -1,15 +1,15 @@
-// `linear` of weights in blocks, GGUF's and canonical ones: packing them into planes, unpacking them for a library
-// product, and the product with few tokens, which reads the packed planes once and never writes a weight. The planes'
-// layout stands in quantized.cuh.
+// `linear` of weights in blocks, GGUF's and canonical ones: packing them into records, unpacking them for a library
+// product, and the product with few tokens, which reads the records once and never writes a weight. The records' layout
+// stands in quantized.cuh.
 //
 // 16-bit activations go to the matrix units: the stored numbers are exact there, and each chunk's sum is scaled in f32.
 // f32 activations are multiplied in f32, one warp a row; so are those of NF4 and FP4, whose numbers take 24 bits.
 //
 // Definitions: FORMAT (see quantized.cuh), ACT, OUT (f32, f16, bf16), MATRIX (1: ACT is a 16-bit type and there are
 // matrix units), EPILOGUE (see activate.cuh). quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads.
-// quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads. linear_quantized_n (MATRIX): grid (⌈n / 16⌉, ⌈tokens
-// / 8n⌉), 256 threads, 8 · 8n · 20 · 4 bytes of dynamic shared memory. linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens /
-// 8⌉), 256 threads.
+// quantized_unpack: grid ⌈records of the rows · groups · 32 / 256⌉, 256 threads. linear_quantized_n (MATRIX): grid (⌈n
+// / 16⌉, ⌈tokens / 8n⌉), 256 threads, 8 · 8n · 20 · 4 bytes of dynamic shared memory. linear_quantized_plain: grid (⌈n
+// / 8⌉, ⌈tokens / 8⌉), 256 threads.
 // Needs x 8-byte aligned with a stride that is a multiple of 4 (MATRIX).
 // revision: 2
 // check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
@@ -41,7 +41,7 @@
 #include "activate.cuh"
 #include "common.cuh"
 #include "mma.cuh"
-#include "quantized.cuh"
+#include "records.cuh"
 #include "weights.cuh"
 
 #if FORMAT < 40
@@ -103,13 +103,13 @@ __device__ __forceinline__ bool has_nan(const u8 *row, u32 first) {
 extern "C" __global__ void __launch_bounds__(256)
     quantized_pack(const u8 *file, u8 *packed, u32 n, u32 k, u32 first_row, u32 num_rows) {
     wait_for_previous();
-    Planes p = planes_of(packed, n, k);
+    Records all = records_of(packed, k);
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
-    u32 chunks = 4 * p.groups, chunk = (u32)(index % chunks);
+    u32 chunks = 4 * all.groups, chunk = (u32)(index % chunks);
     u64 local = index / chunks;
     if (local >= num_rows) return;
-    u64 at = (first_row + local) * p.groups + chunk / 4;
-    u32 slot = chunk & 3;
+    u8 *record = record_of(all, (u32)((first_row + local) / kRecordRows), chunk / 4);
+    u32 slot = chunk & 3, row_of_record = (u32)((first_row + local) % kRecordRows);
     bool present = 32 * chunk < k;
 #if FORMAT >= 40
     const u8 *row = file + local * (k / GROUP_VALUES) * GROUP_BYTES;
@@ -134,21 +134,23 @@ extern "C" __global__ void __launch_bounds__(256)
             fifth |= (number >> 4 & 1) << (pair + 4 * odd);
             pairs |= (number >> 4 & 3) << (2 * pair + 8 * odd);
         }
-        u8 *quants = codes_of(p, first_row + local, chunk / 4, t, kBytes ? slot / 2 : 0);
+        u8 *quants = record + codes_in_record(row_of_record, t, kBytes ? slot / 2 : 0);
+        u8 *high = record + high_in_record(row_of_record, t);
         if (kBytes) {
             for (u32 i = 0; i < 8; i++) quants[8 * (slot % 2) + i] = bytes[i];
         } else {
             *(u32 *)(quants + 4 * slot) = word;
         }
-        if (FORMAT == 5) p.high[at * kHigh + 4 * t + slot] = (u8)fifth;
-        if (FORMAT == 8) *(u16 *)(p.high + at * kHigh + 8 * t + 2 * slot) = (u16)pairs;
+        if (FORMAT == 5) high[slot] = (u8)fifth;
+        if (FORMAT == 8) ((u16 *)high)[slot] = (u16)pairs;
     }
+    u32 *scales = (u32 *)(record + scales_in_record(row_of_record));
 #if FORMAT >= 40
     // The scales of groups that begin in this chunk.
     for (u32 first = 32 * slot; first < 32 * slot + 32; first += 16) {
         if (first % GROUP_VALUES != 0) continue;
         const u8 *group = row + (128 * (chunk / 4) + first) / GROUP_VALUES * GROUP_BYTES;
-        u32 *to = (u32 *)scales_of(p, first_row + local, chunk / 4) + first / GROUP_VALUES * SCALE_WORDS;
+        u32 *to = scales + first / GROUP_VALUES * SCALE_WORDS;
         Grain grain = {0.f, 0.f, false};
         if (present) grain = grain_in_file(group);
         bool is_nan = present && has_nan(row, 128 * (chunk / 4) + first);
@@ -157,48 +159,23 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 #else
     u32 scale = present ? scale_in_file(block, in_block) : 0;
-    if (kScales == 16) {
-        *(u32 *)(p.scales + at * kScales + 4 * slot) = scale;
-    } else {
-        *(u16 *)(p.scales + at * kScales + 2 * slot) = (u16)scale;
-    }
-    if (kBlocks && in_block == 0) {
-        u32 factors = FORMAT == 7 ? half_in_file(block) | half_in_file(block + 2) << 16 : half_in_file(block + 208);
-        *(u32 *)(p.blocks + ((first_row + local) * (p.groups / 2) + chunk / 8) * 4) = factors;
-    }
+    if (FORMAT == 4) scales[slot] = scale;
+    else ((u16 *)scales)[slot] = (u16)scale;
+    if (kFileBlock == 256 && slot == 0)
+        scales[2] = FORMAT == 7 ? half_in_file(block) | half_in_file(block + 2) << 16 : half_in_file(block + 208);
 #endif
 }
 
-// Four neighbours, at a multiple of their size.
-__device__ __forceinline__ void store4(float *to, const float (&v)[4]) {
-    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
-}
-template <typename T> __device__ __forceinline__ void store4(T *to, const T (&v)[4]) {
-    *(uint2 *)to = make_uint2(v[0].bits | (u32)v[1].bits << 16, v[2].bits | (u32)v[3].bits << 16);
-}
-
-// Rows `first_row ..` as plain values, row-major. One thread a lane's part of a chunk.
+// Rows `first_row ..` as plain values, row-major. One thread a lane's part of a group; a warp has a record.
 extern "C" __global__ void __launch_bounds__(256)
     quantized_unpack(u8 *packed, ACT *out, u32 n, u32 k, u32 first_row, u32 num_rows) {
     let_next_start();
     wait_for_previous();
-    Planes p = planes_of(packed, n, k);
-    u32 index = blockIdx.x * 256 + threadIdx.x, t = index & 3, parts = 4 * p.groups, chunk = index / 4 % parts,
-        local = index / 4 / parts;
-    if (local >= num_rows || 32 * chunk >= k) return;
-    Group v = load_group(p, first_row + local, chunk / 4, t);
-    float numbers[8], first, second, add, second_add;
-    numbers_of(v, chunk & 3, numbers);
-    scales_of(v, chunk & 3, first, second, add, second_add);
-    ACT four[2][4];
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        four[0][i] = from_f32<ACT>(fmaf(first, numbers[i], add));
-        four[1][i] = from_f32<ACT>(fmaf(second, numbers[4 + i], second_add));
-    }
-    ACT *to = out + (u64)local * k + 32 * chunk + 4 * t;
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) store4(to + 16 * half, four[half]);
+    Records all = records_of(packed, k);
+    u32 index = blockIdx.x * 256 + threadIdx.x, t = index & 3, group = index / 32 % all.groups;
+    u32 row = first_row / kRecordRows * kRecordRows + index / 32 / all.groups * kRecordRows + index / 4 % kRecordRows;
+    if (row < first_row || row >= first_row + num_rows) return;
+    unpack_part(all, row, group, t, out + (u64)(row - first_row) * k, k);
 }
 
 __device__ __forceinline__ void write_out(float sum, const float *bias, const OUT *residual, OUT *out,
@@ -211,17 +188,19 @@ __device__ __forceinline__ void write_out(float sum, const float *bias, const OU
 
 #if MATRIX
 constexpr u32 kWarps = 8, kColumn = 20;
+// Whether a chunk has two scales.
+constexpr bool kFine = kRun == 16;
 
 template <int TILES>
 __device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out,
                                         u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     extern __shared__ float shared[];
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    Planes p = planes_of(packed, n, k);
+    Records all = records_of(packed, k);
     u32 rows[2] = {min(blockIdx.x * 16 + g, n - 1), min(blockIdx.x * 16 + g + 8, n - 1)};
     Group ahead[2];
-    if (warp < p.groups)
-        for (int h = 0; h < 2; h++) ahead[h] = load_group(p, rows[h], warp, t);
+    if (warp < all.groups)
+        for (int h = 0; h < 2; h++) ahead[h] = load_group(all, rows[h], warp, t);
     let_next_start();
     wait_for_previous();
 
@@ -237,10 +216,10 @@ __device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *b
     u32 one = pack2<ACT>(1.f, 1.f), ones[4] = {one, one, one, one};
     float sums[TILES][4] = {};
 #pragma unroll 1
-    for (u32 group = warp; group < p.groups; group += kWarps) {
+    for (u32 group = warp; group < all.groups; group += kWarps) {
         Group v[2] = {ahead[0], ahead[1]};
-        if (group + kWarps < p.groups)
-            for (int h = 0; h < 2; h++) ahead[h] = load_group(p, rows[h], group + kWarps, t);
+        if (group + kWarps < all.groups)
+            for (int h = 0; h < 2; h++) ahead[h] = load_group(all, rows[h], group + kWarps, t);
         uint2 low[4][TILES], high[4][TILES];
 #pragma unroll
         for (u32 c = 0; c < 4; c++)
@@ -253,11 +232,17 @@ __device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *b
 #pragma unroll
         for (u32 c = 0; c < 4; c++) {
             u32 a[4], b[4];
-            operands_of<ACT>(v[0], c, a);
-            operands_of<ACT>(v[1], c, b);
-            float first[2], second[2], add[2], second_add[2];
-            scales_of(v[0], c, first[0], second[0], add[0], second_add[0]);
-            scales_of(v[1], c, first[1], second[1], add[1], second_add[1]);
+            operands_of<ACT>(v[0].codes, c, a);
+            operands_of<ACT>(v[1].codes, c, b);
+            float scale[2][2], add[2][2];
+#pragma unroll
+            for (u32 h = 0; h < 2; h++)
+#pragma unroll
+                for (u32 upper = 0; upper < 2; upper++) {
+                    u32 run = (32 * c + 16 * upper) / kRun;
+                    scale[h][upper] = scale_of(v[h].scales, run);
+                    add[h][upper] = min_of(v[h].scales, run) * (kGroups ? scale[h][upper] : 1.f);
+                }
             u32 first_step[4] = {a[0], b[0], a[1], b[1]}, second_step[4] = {a[2], b[2], a[3], b[3]};
 #pragma unroll
             for (u32 i = 0; i < TILES; i++) {
@@ -271,10 +256,10 @@ __device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *b
                 }
 #pragma unroll
                 for (u32 j = 0; j < 4; j++) {
-                    sums[i][j] = fmaf(first[j / 2], part[j], sums[i][j]);
-                    if (kFine) sums[i][j] = fmaf(second[j / 2], other[j], sums[i][j]);
-                    if (kHasMin) sums[i][j] = fmaf(add[j / 2], plain[j], sums[i][j]);
-                    if (kHasMin && kFine) sums[i][j] = fmaf(second_add[j / 2], other_plain[j], sums[i][j]);
+                    sums[i][j] = fmaf(scale[j / 2][0], part[j], sums[i][j]);
+                    if (kFine) sums[i][j] = fmaf(scale[j / 2][1], other[j], sums[i][j]);
+                    if (kHasMin) sums[i][j] = fmaf(add[j / 2][0], plain[j], sums[i][j]);
+                    if (kHasMin && kFine) sums[i][j] = fmaf(add[j / 2][1], other_plain[j], sums[i][j]);
                 }
             }
         }
@@ -318,30 +303,26 @@ extern "C" __global__ void __launch_bounds__(256)
     let_next_start();
     wait_for_previous();
     if (row >= n) return;
-    Planes p = planes_of(packed, n, k);
+    Records all = records_of(packed, k);
     u32 count = min(tokens - first_token, kTokens), t = lane & 3;
     const ACT *values = x + (u64)first_token * x_stride;
     float sums[kTokens] = {};
     // Eight lanes-of-four a warp: each takes a group.
-    for (u32 group = lane >> 2; group < p.groups; group += 8) {
-        Group v = load_group(p, row, group, t);
+    for (u32 group = lane >> 2; group < all.groups; group += 8) {
+        Group v = load_group(all, row, group, t);
 #pragma unroll
         for (u32 c = 0; c < 4; c++) {
             u32 depth = 128 * group + 32 * c + 4 * t;
             if (depth >= k) break;
-            float numbers[8], scale, second, add, second_add;
-            numbers_of(v, c, numbers);
-            scales_of(v, c, scale, second, add, second_add);
-#pragma unroll
-            for (u32 i = 0; i < 8; i++)
-                numbers[i] = fmaf(i < 4 ? scale : second, numbers[i], i < 4 ? add : second_add);
+            float weights[8];
+            values_of(v, c, weights);
 #pragma unroll
             for (u32 token = 0; token < kTokens; token++) {
                 if (token >= count) continue;
                 const ACT *from = values + (u64)token * x_stride + depth;
 #pragma unroll
                 for (u32 i = 0; i < 8; i++)
-                    sums[token] = fmaf(numbers[i], to_f32(from[(i < 4 ? 0 : 12) + i]), sums[token]);
+                    sums[token] = fmaf(weights[i], to_f32(from[(i < 4 ? 0 : 12) + i]), sums[token]);
             }
         }
     }

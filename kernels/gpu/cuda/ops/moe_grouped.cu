@@ -2,8 +2,8 @@
 // units. So a prompt reads an expert's matrix once for every 64 of its tokens, not once a token.
 //
 // Definitions: ACT (f16, bf16: x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a
-// block format: see blocks.cuh), with RECORDS where all experts' rows lie as records (canonical formats: see
-// quantized.cuh). Weights of another type are rounded to ACT.
+// block format: see blocks.cuh), with RECORDS where all experts' rows lie as records (see quantized.cuh). Weights of
+// another type are rounded to ACT.
 //
 // Launch: grid (features in 64, experts that may be chosen, any number), 128 threads. Needs moe_list's list, width a
 // multiple of 8, and inputs and rows of weights aligned to 16 bytes (rows of block formats need no alignment),
@@ -19,6 +19,11 @@
 // check: -DACT=bf16 -DFORMAT=43 -DRECORDS
 // check: -DACT=f16 -DFORMAT=48 -DRECORDS
 // check: -DACT=bf16 -DFORMAT=55 -DRECORDS
+// check: -DACT=bf16 -DFORMAT=4 -DRECORDS
+// check: -DACT=bf16 -DFORMAT=5 -DRECORDS
+// check: -DACT=bf16 -DFORMAT=6 -DRECORDS
+// check: -DACT=bf16 -DFORMAT=7 -DRECORDS
+// check: -DACT=bf16 -DFORMAT=8 -DRECORDS
 #ifdef RECORDS
 #include "records.cuh"
 #else

@@ -1,11 +1,11 @@
-// `moe_linear` where an expert has few tokens, over canonical groups: each chosen expert's records (quantized.cuh) are
-// read once, straight from memory into registers, and their codes become operands of matrix units there. With GATE the
+// `moe_linear` where an expert has few tokens, over records: each chosen expert's records (quantized.cuh) are read
+// once, straight from memory into registers, and their codes become operands of matrix units there. With GATE the
 // experts' gate and up matrices are read together and only activation(gate) · up is written.
 //
 // A block has some rows of one expert and up to 8·TILES of its choices at a time; its warps share the groups of 128
 // depths. groups_product.cuh says how lanes share rows, depths and tokens.
 //
-// Definitions: FORMAT (canonical, of whole numbers, E2M1 or E4M3), ACT (bf16, f16: x and out), TILES (8 choices each),
+// Definitions: FORMAT (see groups_product.cuh), ACT (bf16, f16: x and out), TILES (8 choices each),
 // WARPS, ROW_TILES (16 rows each; with GATE 8 of gate and 8 of up), DEPTH (groups in flight a warp), GATE (0: plain;
 // else activate.cuh's number).
 // Launch: grid (features in 16·ROW_TILES, 8·ROW_TILES with GATE; experts that may be chosen), 32·WARPS threads, dynamic
@@ -21,6 +21,14 @@
 // check: -DFORMAT=49 -DACT=bf16 -DTILES=4 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=1
 // check: -DFORMAT=55 -DACT=bf16 -DTILES=2 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=1
 // check: -DFORMAT=49 -DACT=bf16 -DTILES=1 -DWARPS=4 -DROW_TILES=4 -DDEPTH=1 -DGATE=4 -DGATE_LIMIT=7e0f -DGATE_ALPHA=1.702e0f -DGATE_OFFSET=1e0f
+// check: -DFORMAT=3 -DACT=bf16 -DTILES=1 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=1
+// check: -DFORMAT=4 -DACT=f16 -DTILES=2 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=0
+// check: -DFORMAT=5 -DACT=bf16 -DTILES=1 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=0
+// check: -DFORMAT=6 -DACT=bf16 -DTILES=1 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=1
+// check: -DFORMAT=7 -DACT=bf16 -DTILES=1 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=1
+// check: -DFORMAT=7 -DACT=bf16 -DTILES=2 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=0
+// check: -DFORMAT=8 -DACT=bf16 -DTILES=1 -DWARPS=4 -DROW_TILES=2 -DDEPTH=1 -DGATE=0
+// check: -DFORMAT=8 -DACT=bf16 -DTILES=4 -DWARPS=4 -DROW_TILES=1 -DDEPTH=1 -DGATE=0
 #include "groups_product.cuh"
 #include "weights.cuh"
 
@@ -32,8 +40,7 @@ constexpr u32 kTokens = 8 * TILES;
 
 // A lane's part of two rows of a group: g of the upper record and of the lower one.
 struct Part {
-    uint4 codes[2][kWords];
-    float factors[2][kFactors];
+    Group rows[2];
 
     __device__ __forceinline__ void load(const u8 *const (&records)[2], u32 group, bool wanted) {
         u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -42,8 +49,10 @@ struct Part {
             const u8 *record = records[h] + (u64)group * kRecord;
 #pragma unroll
             for (u32 i = 0; i < kWords; i++)
-                codes[h][i] = load_weights(record + codes_in_record(g, t, i), wanted);
-            if (wanted) load_factors(record + scales_in_record(g), factors[h]);
+                rows[h].codes.words[i] = load_weights(record + codes_in_record(g, t, i), wanted);
+            if (!wanted) continue;
+            rows[h].codes.high = load_high(record + high_in_record(g, t));
+            load_scales(record + scales_in_record(g), rows[h].scales);
         }
     }
 };
@@ -62,7 +71,7 @@ __device__ __forceinline__ void multiply(const Part (&parts)[ROW_TILES], const u
 #pragma unroll
     for (u32 r = 0; r < ROW_TILES; r++)
 #pragma unroll
-        for (u32 h = 0; h < 2; h++) f[r][h] = factors_of(parts[r].factors[h]);
+        for (u32 h = 0; h < 2; h++) f[r][h] = factors_of(parts[r].rows[h].scales);
     u32 one = pack2<ACT>(1.f, 1.f), ones[4] = {one, one, one, one};
     float part[ROW_TILES][TILES][4], totals[TILES][4];
 #pragma unroll
@@ -80,7 +89,7 @@ __device__ __forceinline__ void multiply(const Part (&parts)[ROW_TILES], const u
         }
 #pragma unroll
         for (u32 r = 0; r < ROW_TILES; r++) {
-            const auto &low = parts[r].codes[0], &high = parts[r].codes[1];
+            const Codes &low = parts[r].rows[0].codes, &high = parts[r].rows[1].codes;
             u32 a[4] = {operand_of<ACT>(low, chunk, i), operand_of<ACT>(high, chunk, i),
                         operand_of<ACT>(low, chunk, i + 1), operand_of<ACT>(high, chunk, i + 1)};
 #pragma unroll
@@ -119,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     Results to = {out, out_token_stride, out_choice_stride, bias, bias_up, top_k, features};
     if (own.expert == num_experts) return write_zeros(to, own, first_row);
 
-    Planes plain = planes_of(w, features, width), up = planes_of(w_up, features, width);
+    Records plain = records_of(w, width), up = records_of(w_up, width);
     u32 groups = plain.groups, records = features / kRecordRows, first_record = first_row / kRecordRows;
     const u8 *rows[ROW_TILES][2];
 #pragma unroll

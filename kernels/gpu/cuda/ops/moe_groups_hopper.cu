@@ -1,8 +1,8 @@
-// `moe_linear` over canonical groups where an expert has several tokens, on Hopper's matrix units: 256 rows of an
-// expert's records by TOKENS of its choices, as groups_hopper.cuh says. With GATE a block has 128 gate and 128 up rows,
-// by turns of eight, and only activation(gate) · up is written.
+// `moe_linear` over records where an expert has several tokens, on Hopper's matrix units: 256 rows of an expert's
+// records by TOKENS of its choices, as groups_hopper.cuh says. With GATE a block has 128 gate and 128 up rows, by turns
+// of eight, and only activation(gate) · up is written.
 //
-// Definitions: FORMAT (canonical, of whole numbers, E2M1 or E4M3; with minima groups of 32 or more), ACT (bf16, f16: x
+// Definitions: FORMAT (see groups_product.cuh; with minima groups of 32 or more), ACT (bf16, f16: x
 // and out), TOKENS (32 or 64; 32 of short runs), GROUPS (1 or more), STAGES (2 or more), GATE (0: plain; else
 // activate.cuh's number).
 // Launch: grid (features in 256, 128 with GATE; experts that may be chosen; any number, which share an expert's tiles),
@@ -17,6 +17,12 @@
 // check: -DFORMAT=55 -DACT=bf16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=3 -DGATE=1
 // check: -DFORMAT=55 -DACT=f16 -DTOKENS=64 -DGROUPS=1 -DSTAGES=3 -DGATE=0
 // check: -DFORMAT=49 -DACT=bf16 -DTOKENS=32 -DGROUPS=2 -DSTAGES=4 -DGATE=4 -DGATE_LIMIT=7e0f -DGATE_ALPHA=1.702e0f -DGATE_OFFSET=1e0f
+// check: -DFORMAT=3 -DACT=bf16 -DTOKENS=32 -DGROUPS=2 -DSTAGES=4 -DGATE=1
+// check: -DFORMAT=4 -DACT=f16 -DTOKENS=32 -DGROUPS=2 -DSTAGES=3 -DGATE=0
+// check: -DFORMAT=5 -DACT=bf16 -DTOKENS=32 -DGROUPS=1 -DSTAGES=4 -DGATE=0
+// check: -DFORMAT=6 -DACT=bf16 -DTOKENS=32 -DGROUPS=1 -DSTAGES=4 -DGATE=1
+// check: -DFORMAT=7 -DACT=bf16 -DTOKENS=32 -DGROUPS=2 -DSTAGES=4 -DGATE=1
+// check: -DFORMAT=8 -DACT=bf16 -DTOKENS=32 -DGROUPS=1 -DSTAGES=5 -DGATE=0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "activate.cuh"
 #include "expert_list.cuh"
@@ -65,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(kAll, 1)
     u32 groups = (width + 127) / 128;
     if (warp >= kThreads / 32) {
         give_registers<BRING_REGISTERS>();
-        Planes plain = planes_of(w, features, width), up = planes_of(w_up, features, width);
+        Records plain = records_of(w, width), up = records_of(w_up, width);
         u32 records = features / kRecordRows, first = first_row / kRecordRows, lane = threadIdx.x % 32;
         u32 which = warp - kThreads / 32;
         for (u32 begin = first_choice; begin < chosen.end; begin += step) {

@@ -1,7 +1,7 @@
 // Weights in blocks as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by
 // row, in groups of four chunks of 32 values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t
-// .. 16+4t+3, and 16 bytes of nibbles hold its values of a whole group. The layout is that of kernels/gpu
-// (quantized.cuh), whose sizes the host computes too.
+// .. 16+4t+3, and 16 bytes of nibbles hold its values of a whole group. The host computes the planes' sizes too
+// (backends/gpu/src/ops/linear/layout.rs). CUDA C++ has the same groups in records instead (quantized.cuh).
 //
 // Value i of a lane is in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word. Fifth bits: one byte a chunk, bit i /
 // 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows

@@ -1,12 +1,13 @@
-// Random matrices of canonical formats: rows as their description says (weight_format.rs), and their values in double
-// precision.
+// Random matrices of formats in blocks, GGUF's and canonical ones: rows as their description says (weight_format.rs),
+// their values in double precision, and their records (quantized.cuh).
 #pragma once
 #include <algorithm>
 
 #include "checks.h"
 
-enum Kind { U4, I8, E2M1, NF4, FP4, IQ4_NL, F8 };
+enum Kind { U4, I8, E2M1, NF4, FP4, IQ4_NL, F8, GGUF };
 
+// `group`: values of a block.
 struct Format {
     unsigned code;
     Kind kind;
@@ -16,7 +17,9 @@ struct Format {
 inline const Format FORMATS[] = {{40, U4, 16},     {41, U4, 32},   {42, U4, 64},  {43, U4, 128},
                           {44, I8, 16},     {45, I8, 32},   {46, I8, 64},  {47, I8, 128},
                           {48, E2M1, 16},   {49, E2M1, 32}, {50, NF4, 64}, {51, FP4, 64},
-                          {52, IQ4_NL, 32}, {53, F8, 32},   {54, F8, 64},  {55, F8, 128}};
+                          {52, IQ4_NL, 32}, {53, F8, 32},   {54, F8, 64},  {55, F8, 128},
+                          {3, GGUF, 32},    {4, GGUF, 32},  {5, GGUF, 32}, {6, GGUF, 32},
+                          {7, GGUF, 256},   {8, GGUF, 256}};
 
 inline double e4m3(unsigned code) {
     int exponent = code >> 3 & 15;
@@ -57,9 +60,82 @@ struct Matrix {
     std::vector<unsigned> codes;
     std::vector<double> values;
     std::vector<float> scales, minima;
+    // GGUF's: what a record has of scales, [row][group of 128][`record_scales` bytes].
+    unsigned record_scales;
+    std::vector<std::uint8_t> in_records;
 };
 
+// A depth for a test: at least `k`, in whole blocks.
+inline unsigned depth_of(const Format &format, unsigned k) {
+    return (k + format.group - 1) / format.group * format.group;
+}
+
+inline double half_at(const std::uint8_t *at) {
+    f16 half;
+    std::memcpy(&half, at, 2);
+    return half.value();
+}
+
+inline Matrix random_gguf(const Format &format, unsigned n, unsigned k) {
+    const unsigned code = format.code, groups = (k + 127) / 128;
+    const unsigned bytes[] = {18, 20, 22, 34, 144, 210}, scales[] = {8, 16, 8, 8, 12, 12};
+    Matrix m = {};
+    m.bytes = code == 6, m.has_min = code == 4 || code == 7;
+    m.block = bytes[code - 3], m.row_bytes = k / format.group * m.block, m.record_scales = scales[code - 3];
+    m.file.resize(n * m.row_bytes), m.codes.resize(n * k), m.values.resize(n * k);
+    m.in_records.resize(n * groups * m.record_scales);
+    for (std::uint8_t &byte : m.file) byte = (std::uint8_t)random_byte();
+    for (unsigned row = 0; row < n; row++)
+        for (unsigned first = 0; first < k; first += format.group) {
+            std::uint8_t *b = &m.file[row * m.row_bytes + first / format.group * m.block];
+            auto put_half = [&](unsigned at, double largest) {
+                f16 half = f16::of((float)((1 + 0.25 * unit()) / largest));
+                std::memcpy(b + at, &half, 2);
+            };
+            const double largest[] = {8, 15, 16, 128, 15 * 63, 32 * 128};
+            put_half(code == 8 ? 208 : 0, largest[code - 3]);
+            if (m.has_min) put_half(2, code == 4 ? 2 : 63);
+            auto nibble = [&](unsigned at, unsigned j) { return j < 16 ? b[at + j] & 15u : b[at + j - 16] >> 4; };
+            for (unsigned i = 0; i < format.group; i++) {
+                unsigned at = row * k + first + i, g = i / 32, q, chunk = (first + i) / 32;
+                std::uint8_t *kept = &m.in_records[(row * groups + chunk / 4) * m.record_scales];
+                auto keep = [&](unsigned to, const void *from, unsigned count) { std::memcpy(kept + to, from, count); };
+                double value;
+                if (code <= 6) {
+                    double d = half_at(b);
+                    q = code == 3 ? nibble(2, i) : code == 4 ? nibble(4, i) : nibble(6, i);
+                    if (code == 5) q |= (b[2 + i / 8] >> (i % 8) & 1u) << 4;
+                    if (code == 6) q = b[2 + i];
+                    value = code == 3   ? d * ((int)q - 8)
+                            : code == 4 ? d * q + half_at(b + 2)
+                            : code == 5 ? d * ((int)q - 16)
+                                        : d * (signed char)q;
+                    keep((code == 4 ? 4 : 2) * (chunk % 4), b, code == 4 ? 4 : 2);
+                } else if (code == 7) {
+                    const std::uint8_t *s = b + 4;
+                    std::uint8_t six[2] = {(std::uint8_t)(s[g] & 63), (std::uint8_t)(s[g + 4] & 63)};
+                    if (g >= 4) {
+                        six[0] = (std::uint8_t)((s[g + 4] & 15) | s[g - 4] >> 6 << 4);
+                        six[1] = (std::uint8_t)(s[g + 4] >> 4 | s[g] >> 6 << 4);
+                    }
+                    q = b[16 + g / 2 * 32 + i % 32] >> (g % 2 * 4) & 15;
+                    value = half_at(b) * six[0] * q - half_at(b + 2) * six[1];
+                    keep(2 * (chunk % 4), six, 2), keep(8, b, 4);
+                } else {
+                    unsigned half = i / 128, quarter = i % 128 / 32, l = i % 32, scale = 192 + 8 * half + 2 * quarter;
+                    q = b[64 * half + 32 * (quarter % 2) + l] >> (quarter / 2 * 4) & 15;
+                    q |= (b[128 + 32 * half + l] >> (2 * quarter) & 3u) << 4;
+                    value = half_at(b + 208) * (signed char)b[scale + l / 16] * ((int)q - 32);
+                    keep(2 * (chunk % 4), b + scale, 2), keep(8, b + 208, 2);
+                }
+                m.codes[at] = q, m.values[at] = value;
+            }
+        }
+    return m;
+}
+
 inline Matrix random_matrix(const Format &format, unsigned n, unsigned k) {
+    if (format.kind == GGUF) return random_gguf(format, n, k);
     Matrix m;
     m.bytes = format.kind == I8 || format.kind == F8, m.has_min = format.kind <= I8;
     const double largest = format.kind == U4       ? 15
@@ -98,21 +174,26 @@ inline Matrix random_matrix(const Format &format, unsigned n, unsigned k) {
     return m;
 }
 
-// The records of a matrix (quantized.cuh): eight rows' codes of 128 values lane by lane, then scales and minima, those
-// as multiples of their scales; groups of one value have it as scale, multiple 1 and codes 0.
-// What belongs to no row is not zero.
-inline std::vector<std::uint64_t> planes_of(const Format &format, const Matrix &m, unsigned n, unsigned k) {
+// The records of a matrix (quantized.cuh): eight rows' codes of 128 values lane by lane, higher bits, then scales and
+// minima, those of canonical formats as multiples of their scales; groups of one value have it as scale, multiple 1 and
+// codes 0. What belongs to no row is not zero.
+inline std::vector<std::uint64_t> records_of(const Format &format, const Matrix &m, unsigned n, unsigned k) {
     const unsigned groups = (k + 127) / 128, quants = m.bytes ? 128 : 64, words = m.has_min ? 2 : 1;
-    const unsigned runs = 128 / format.group, scales = 4 * runs * words, record = 8 * (quants + scales);
-    std::vector<std::uint64_t> planes((std::size_t)(n + 7) / 8 * groups * record / 8, ~0ull);
+    const bool gguf = format.kind == GGUF;
+    const unsigned high = format.code == 5 ? 16 : format.code == 8 ? 32 : 0, runs = std::max(1u, 128 / format.group);
+    const unsigned scales = gguf ? m.record_scales : 4 * runs * words, record = 8 * (quants + high + scales);
+    std::vector<std::uint64_t> records((std::size_t)(n + 7) / 8 * groups * record / 8, ~0ull);
     for (unsigned row = 0; row < n; row++) {
         auto record_of = [&](unsigned group) {
-            return (std::uint8_t *)planes.data() + ((std::size_t)(row / 8) * groups + group) * record;
+            return (std::uint8_t *)records.data() + ((std::size_t)(row / 8) * groups + group) * record;
         };
+        const unsigned high_at = 8 * quants + high * (row % 8), scales_at = 8 * (quants + high) + scales * (row % 8);
         for (unsigned group = 0; group < groups; group++) {
             for (unsigned word = 0; word < quants / 64; word++)
                 std::memset(record_of(group) + 512 * word + 64 * (row % 8), 0, 64);
-            std::memset(record_of(group) + 8 * quants + scales * (row % 8), 0, scales);
+            std::memset(record_of(group) + high_at, 0, high);
+            std::memset(record_of(group) + scales_at, 0, scales);
+            if (gguf) std::memcpy(record_of(group) + scales_at, &m.in_records[(row * groups + group) * scales], scales);
         }
         for (unsigned d = 0; d < k; d++) {
             unsigned chunk = d % 128 / 32, in = d % 32, lane = in % 16 / 4, i = in % 4 + in / 16 * 4;
@@ -121,20 +202,23 @@ inline std::vector<std::uint64_t> planes_of(const Format &format, const Matrix &
             unsigned swapped = row % 4 < 2 ? lane : (lane + 2) % 4;
             unsigned place = format.kind == F8 ? lane ^ (row % 8 / 2) : swapped, word = m.bytes ? chunk / 2 : 0;
             std::uint8_t *of = record_of(d / 128) + 512 * word + 64 * (row % 8) + 16 * place;
-            bool flat = m.scales[row * (k / format.group) + d / format.group] == 0.f;
+            bool flat = !gguf && m.scales[row * (k / format.group) + d / format.group] == 0.f;
             unsigned code = flat ? 0 : m.codes[row * k + d], nibble = i / 2 + (i & 1) * 4;
             if (m.bytes) {
                 of[8 * (chunk % 2) + i] = (std::uint8_t)code;
             } else {
-                of[4 * chunk + nibble / 2] |= code << (4 * (nibble & 1));
+                of[4 * chunk + nibble / 2] |= (code & 15) << (4 * (nibble & 1));
             }
+            std::uint8_t *above = record_of(d / 128) + high_at + lane * (high / 4);
+            if (high == 16) above[chunk] |= code >> 4 << nibble;
+            if (high == 32) above[2 * chunk + (i & 1)] |= code >> 4 << (2 * (i / 2));
         }
-        for (unsigned g = 0; g < k / format.group; g++) {
-            float *at = (float *)(record_of(g / runs) + 8 * quants + scales * (row % 8)) + g % runs * words;
+        for (unsigned g = 0; g < k / format.group && !gguf; g++) {
+            float *at = (float *)(record_of(g / runs) + scales_at) + g % runs * words;
             at[0] = m.scales[row * (k / format.group) + g];
             if (m.has_min) at[1] = at[0] == 0.f ? 1.f : m.minima[row * (k / format.group) + g] / at[0];
             if (at[0] == 0.f) at[0] = m.minima[row * (k / format.group) + g];
         }
     }
-    return planes;
+    return records;
 }

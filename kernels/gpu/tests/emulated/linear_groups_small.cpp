@@ -1,6 +1,6 @@
 // linear_groups_small and linear_groups_streamed against sums in double precision: rows that fill no tile, few blocks
 // for many tiles, norm, gate, bias and residual.
-#include "canonical.h"
+#include "formats.h"
 
 struct alignas(16) Unit {
     std::uint32_t words[4];
@@ -25,9 +25,10 @@ int main() {
     const unsigned n = MOST == 1 ? 149 : 37, first_up = (n + 7) / 8 * 8, rows = GATE ? first_up + n : n;
     const unsigned tokens = MOST + 3;
     const unsigned unit_depth = std::max(format.group, 32u);
-    for (unsigned k : {128 * SPAN * WARPS + 128 * (SPAN + 1) + unit_depth, 4 * unit_depth}) {
+    for (unsigned least : {128 * SPAN * WARPS + 128 * (SPAN + 1) + unit_depth, 4 * unit_depth}) {
+        const unsigned k = depth_of(format, least);
         const Matrix m = random_matrix(format, rows, k);
-        auto planes = planes_of(format, m, rows, k);
+        auto records = records_of(format, m, rows, k);
         const unsigned x_stride = k + 8, residual_stride = n + 2, out_stride = n + 3;
         auto x = units<ACT>(tokens * x_stride);
         auto residual = units<OUT>(tokens * residual_stride);
@@ -43,7 +44,7 @@ int main() {
             std::memset(shared, 0xff, sizeof shared);
             std::vector<OUT> out(tokens * out_stride, OUT::of(77));
             launch(2, (tokens + MOST - 1) / MOST, 32 * WARPS, [&] {
-                kernel(x.data(), planes.data(), planes.data(), NORM ? norm.data() : nullptr, bias.data(),
+                kernel(x.data(), records.data(), records.data(), NORM ? norm.data() : nullptr, bias.data(),
                        GATE ? bias.data() + first_up : nullptr, residual.data(), out.data(), x_stride, residual_stride,
                        out_stride, tokens, n, k, rows, GATE ? first_up : 0, offset, eps);
             });

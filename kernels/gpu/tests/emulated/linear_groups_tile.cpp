@@ -1,6 +1,6 @@
 // linear_groups_tile against sums in double precision: rows and tokens that fill no tile, one part of the depth and
 // several, bias and residual.
-#include "canonical.h"
+#include "formats.h"
 
 struct alignas(16) Unit {
     std::uint32_t words[4];
@@ -21,10 +21,11 @@ extern "C" void groups_finish(const float *partials, const float *bias, const vo
 int main() {
     Verdict verdict;
     const Format &format = format_of(FORMAT);
-    const unsigned n = 32 * ROW_WARPS + 5, tokens = TOKENS + 3, k = 128 * 5 + std::max(format.group, 32u);
+    const unsigned n = 32 * ROW_WARPS + 5, tokens = TOKENS + 3;
+    const unsigned k = depth_of(format, 128 * 5 + std::max(format.group, 32u));
     const unsigned groups = (k + 127) / 128;
     const Matrix m = random_matrix(format, n, k);
-    auto planes = planes_of(format, m, n, k);
+    auto records = records_of(format, m, n, k);
     const unsigned x_stride = k + 8, residual_stride = n + 2, out_stride = n + 3;
     auto x = units<ACT>(tokens * x_stride);
     auto residual = units<OUT>(tokens * residual_stride);
@@ -37,7 +38,7 @@ int main() {
         launch(
             2, 2, 32 * ROW_WARPS * TOKEN_WARPS + MORE_THREADS,
             [&] {
-                linear_groups_tile(x.data(), planes.data(), bias.data(), residual.data(), out.data(),
+                linear_groups_tile(x.data(), records.data(), bias.data(), residual.data(), out.data(),
                                    splits > 1 ? partials.data() : nullptr, x_stride, residual_stride, out_stride,
                                    tokens, n, k, depth);
             },

@@ -65,8 +65,13 @@ fn check(clang: &str, kernel: &str, defines: &[&str]) -> Result<String, String> 
     let [include, shared] = ["cuda/include", "shared"].map(|folder| format!("-I{KERNELS}/{folder}"));
     let common = ["-x", "c++", "-std=c++17", "-O1", "-w", &include, &shared];
     let (device, source) = (format!("{HERE}/device.h"), format!("{KERNELS}/cuda/ops/{kernel}.cu"));
+    // What compilers may take for impossible, and a device's does: traps.
+    let undefined = [
+        "-fsanitize=signed-integer-overflow,shift-exponent",
+        "-fsanitize-trap=all",
+    ];
     let of_kernel = ["-include", &device, "-c", &source, "-o", &object];
-    run(clang, &[&common[..], defines, &of_kernel].concat())?;
+    run(clang, &[&common[..], defines, &undefined, &of_kernel].concat())?;
     let (emulator, main) = (format!("{HERE}/emulator.cpp"), format!("{HERE}/{kernel}.cpp"));
     let of_program = [
         &emulator, &main, "-x", "none", &object, "-lstdc++", "-lm", "-o", &program,
@@ -107,10 +112,10 @@ fn linears_of_many_tokens_are_right_on_matrix_units() {
     );
 }
 
-/// Every kind of codes, and the smallest and the largest groups.
+/// GGUF's formats, and of canonical ones every kind of codes, and the smallest and the largest groups.
 #[test]
-fn linears_of_canonical_formats_are_right() {
-    for format in [40, 43, 45, 48, 50, 55] {
+fn linears_of_formats_in_blocks_are_right() {
+    for format in [3, 4, 5, 6, 7, 8, 40, 43, 45, 48, 50, 55] {
         let (format, act) = (
             format!("-DFORMAT={format}"),
             if format % 2 == 0 { "bf16" } else { "f32" },
@@ -145,8 +150,18 @@ fn products_over_groups_are_right_on_matrix_units() {
     let plain = "-DTILES=1 -DMOST=8 -DWARPS=3 -DSPAN=2 -DSTAGES=2 -DMIN_BLOCKS=1 -DGATE=0 -DNORM=0";
     sets(few, &formats, plain);
     sets(few, &[(55, "bf16"), (53, "f16")], plain);
+    let of_files = [
+        (3, "bf16"),
+        (4, "f16"),
+        (5, "bf16"),
+        (6, "bf16"),
+        (7, "bf16"),
+        (7, "f16"),
+        (8, "bf16"),
+    ];
+    sets(few, &of_files, plain);
     let gated = "-DTILES=1 -DMOST=1 -DWARPS=2 -DSPAN=4 -DSTAGES=3 -DMIN_BLOCKS=1 -DGATE=1 -DNORM=1";
-    sets(few, &[(43, "bf16"), (48, "bf16")], gated);
+    sets(few, &[(43, "bf16"), (48, "bf16"), (7, "bf16")], gated);
     let wide = "-DTILES=2 -DMOST=16 -DWARPS=4 -DSPAN=1 -DSTAGES=4 -DMIN_BLOCKS=1 -DGATE=0 -DNORM=1";
     sets(few, &[(43, "bf16")], wide);
     // By Hopper's copy engine.
@@ -161,6 +176,7 @@ fn products_over_groups_are_right_on_matrix_units() {
     let tile = "-DTOKENS=32 -DROW_WARPS=2 -DTOKEN_WARPS=2 -DSTAGES=3 -DMIN_BLOCKS=1";
     sets("linear_groups_tile", &formats, tile);
     sets("linear_groups_tile", &[(55, "bf16")], tile);
+    sets("linear_groups_tile", &of_files, tile);
     let one = "-DTOKENS=16 -DROW_WARPS=2 -DTOKEN_WARPS=1 -DSTAGES=2 -DMIN_BLOCKS=1";
     sets("linear_groups_tile", &[(43, "bf16")], one);
     let hopper = "-DTOKENS=32 -DGROUPS=1 -DSTAGES=3 -D__CUDA_ARCH_FEAT_SM90_ALL";
@@ -173,6 +189,7 @@ fn products_over_groups_are_right_on_matrix_units() {
         (55, "bf16"),
     ];
     sets("linear_groups_hopper", &few_scales, hopper);
+    sets("linear_groups_hopper", &of_files, hopper);
     let more = "-DTOKENS=64 -DGROUPS=2 -DSTAGES=2 -D__CUDA_ARCH_FEAT_SM90_ALL";
     sets("linear_groups_hopper", &[(43, "f16")], more);
 }
@@ -189,7 +206,13 @@ fn products_of_experts_over_groups_are_right_on_matrix_units() {
     let few = "-DTILES=1 -DWARPS=2 -DROW_TILES=2 -DDEPTH=1";
     sets(
         "moe_groups_few",
-        &[(43, "bf16", 1), (48, "bf16", 0), (55, "bf16", 1)],
+        &[
+            (43, "bf16", 1),
+            (48, "bf16", 0),
+            (55, "bf16", 1),
+            (7, "bf16", 1),
+            (8, "bf16", 0),
+        ],
         few,
     );
     let more = "-DTILES=2 -DWARPS=3 -DROW_TILES=1 -DDEPTH=2";
@@ -204,6 +227,11 @@ fn products_of_experts_over_groups_are_right_on_matrix_units() {
     sets("moe_groups_hopper", &[(49, "bf16", 4)], &format!("{hopper} {bounds}"));
     let formats = [(43, "bf16", 1), (49, "bf16", 1), (48, "bf16", 0), (55, "bf16", 0)];
     sets("moe_groups_hopper", &formats, hopper);
+    sets(
+        "moe_groups_hopper",
+        &[(7, "bf16", 1), (8, "bf16", 0), (6, "f16", 1)],
+        hopper,
+    );
     let two = "-DTOKENS=32 -DGROUPS=2 -DSTAGES=2 -D__CUDA_ARCH_FEAT_SM90_ALL";
     sets("moe_groups_hopper", &[(43, "f16", 0), (55, "bf16", 1)], two);
 }

@@ -1,6 +1,6 @@
 // moe_groups_few against sums in double precision: experts with few and many choices, one without any, rows that fill
 // no block, a bias, and where GATE the product of the activated gate and up.
-#include "canonical.h"
+#include "formats.h"
 
 struct alignas(16) Unit {
     std::uint32_t words[4];
@@ -38,7 +38,7 @@ double bounded(double gate, double up) {
 int main() {
     Verdict verdict;
     const Format &format = format_of(FORMAT);
-    const unsigned experts = 4, top_k = 2, k = 128 * 4 + std::max(format.group, 32u), n = kFeatures;
+    const unsigned experts = 4, top_k = 2, k = depth_of(format, 128 * 4 + std::max(format.group, 32u)), n = kFeatures;
     // One expert has all tokens' first choices, another a few of the second ones, the next the rest, the last none.
     const unsigned tokens = 2 * kTokens + 3, token_stride = k + 8;
     std::vector<std::vector<unsigned>> choices(experts);
@@ -57,7 +57,7 @@ int main() {
     }
     for (const auto &of : choices) list.insert(list.end(), of.begin(), of.end());
     const Matrix gate = random_matrix(format, experts * n, k), up = random_matrix(format, experts * n, k);
-    auto rows = planes_of(format, gate, experts * n, k), rows_up = planes_of(format, up, experts * n, k);
+    auto rows = records_of(format, gate, experts * n, k), rows_up = records_of(format, up, experts * n, k);
     auto x = units<ACT>(tokens * token_stride);
     std::vector<float> bias(experts * n), bias_up(experts * n);
     for (float &b : bias) b = unit();

@@ -93,15 +93,16 @@ fn eight_bit_weights_are_one_step_too() {
 }
 
 #[test]
-fn canonical_groups_are_one_step_too() {
+fn formats_in_blocks_are_one_step_too() {
     let of = |weight| plan(&merged(DType::BF16, weight, silu(DType::BF16)));
-    let weight = WeightFormat::U4G32;
-    let plan = of(weight).unwrap();
-    assert_eq!(
-        (plan.steps.len(), plan.steps[0].layout),
-        (1, WeightLayout::Planes(weight))
-    );
-    assert_eq!(plan.steps[0].gate, "1");
+    for weight in [WeightFormat::U4G32, WeightFormat::Q4K] {
+        let plan = of(weight).unwrap();
+        assert_eq!(
+            (plan.steps.len(), plan.steps[0].layout),
+            (1, WeightLayout::Planes(weight))
+        );
+        assert_eq!(plan.steps[0].gate, "1");
+    }
     // A table of 24 bits has no operands of 16.
     assert_eq!(of(WeightFormat::Nf4G64), None);
 }
@@ -111,7 +112,7 @@ fn other_types_and_formats_run_by_parts() {
     for (dtype, weight) in [
         (DType::F32, WeightFormat::F32),
         (DType::F16, WeightFormat::F16),
-        (DType::BF16, WeightFormat::Q4_0),
+        (DType::F32, WeightFormat::Q4_0),
         (DType::F16, WeightFormat::F8E4M3),
     ] {
         let program = merged(dtype, weight, silu(dtype));

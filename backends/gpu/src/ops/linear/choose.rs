@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_over_canonical_groups_are_not_unpacked() {
+    fn batches_over_records_are_not_unpacked() {
         let described = |weight, missing: &[PathName]| {
             let op = op(weight, DType::BF16, false);
             describe(&chosen(&op, true, &Policy::default(), missing))
@@ -286,13 +286,19 @@ mod tests {
         let own = "tiles of groups, 1-16 small batches on matrix units";
         let beyond = "from 17 small batches on matrix units, others plain kernel";
         let with_product = format!("17-96 {own}, from 17 product, {beyond}");
-        for weight in [WeightFormat::U4G128, WeightFormat::I8G32, WeightFormat::E2M1G16] {
+        for weight in [
+            WeightFormat::U4G128,
+            WeightFormat::I8G32,
+            WeightFormat::E2M1G16,
+            WeightFormat::Q4_0,
+            WeightFormat::Q6K,
+        ] {
             assert_eq!(described(weight, &[]), with_product, "{weight:?}");
         }
         let alone = format!("from 17 {own}, {beyond}");
         assert_eq!(described(WeightFormat::U4G128, &[PathName::Product]), alone);
-        // Tables of 24 bits, and GGUF's planes.
-        for weight in [WeightFormat::Nf4G64, WeightFormat::Q4_0] {
+        // Tables of 24 bits.
+        for weight in [WeightFormat::Nf4G64, WeightFormat::Fp4G64] {
             assert_eq!(
                 described(weight, &[]),
                 "from 33 product, others plain kernel",

@@ -1,6 +1,6 @@
 //! GGUF formats over tokens rounded to 8 bits, in blocks of 32 with a scale each: one instruction multiplies and adds
 //! four pairs of bytes. Only where the op allows activations to be rounded and the device has the instruction. The
-//! kernels are the drivers' own (`linear_dots`), over the planes of quantized.cuh.
+//! kernels are the drivers' own (`linear_dots`), over planes.
 
 use halyard_kernels_gpu::LINEAR_DOTS;
 use halyard_platform_api::Result;

@@ -41,7 +41,7 @@ pub(crate) struct SmallBatchCall {
     pub out: View,
     pub in_features: u32,
     pub out_features: u32,
-    /// Rows of the matrix, and the first one of the up part in its matrix: planes are found by them.
+    /// Rows of the matrix, and the first one of the up part in its matrix: records are found by them.
     pub matrix_rows: u32,
     pub first_up: u32,
     pub norm_offset: f32,

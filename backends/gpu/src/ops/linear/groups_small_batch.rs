@@ -1,4 +1,4 @@
-//! Small batches over planes of canonical groups on matrix units: every code is read once, through rings in shared
+//! Small batches over records on matrix units: every code is read once, through rings in shared
 //! memory. The kernel takes the norm before and the gating after along.
 
 use halyard_kernels_gpu::LINEAR_GROUPS_SMALL;
@@ -6,7 +6,7 @@ use halyard_platform_api::ops;
 use halyard_platform_api::{Result, WeightFormat};
 
 use super::fusion::{Fusion, SmallBatchCall};
-use super::layout::{GROUP, group_bytes};
+use super::layout::{GROUP, has_bytes, has_minima, row_bytes, run_values};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
@@ -78,9 +78,8 @@ impl Sizes {
 
     /// Bytes of a block's shared memory for some tokens.
     fn shared_bytes(&self, shape: Shape, tokens: u32) -> u32 {
-        let [codes, scales] = group_bytes(self.format);
         let streamed_bytes = if shape.streamed { self.tiles * 2048 } else { 0 };
-        let rings = shape.warps * shape.stages * shape.span * (ROWS * (codes + scales) + streamed_bytes);
+        let rings = shape.warps * shape.stages * shape.span * (ROWS * row_bytes(self.format) + streamed_bytes);
         // Buffers of a tile's sums, with two barriers each.
         let buffers = if self.most == 1 { 4 } else { 2 };
         let barriers = (8 * (shape.warps * shape.stages + 2 * buffers)).next_multiple_of(16);
@@ -89,10 +88,10 @@ impl Sizes {
         if shape.streamed {
             return rings + sums;
         }
-        let runs = GROUP as u32 / self.format.block_values() as u32;
-        let totals = match self.format.layout().scale_bytes() {
-            8 => 4 * runs * self.groups() * self.most,
-            _ => 0,
+        let runs = GROUP as u32 / run_values(self.format);
+        let totals = match has_minima(self.format) {
+            true => 4 * runs * self.groups() * self.most,
+            false => 0,
         };
         rings + sums + totals + 2 * tokens.min(self.most) * (GROUP as u32 * self.groups() + 32)
     }
@@ -102,7 +101,7 @@ impl Sizes {
     /// it stands alone and slower in a layer (decision 0077's note).
     fn shape(&self, norm: bool, max_shared: u32) -> Option<Shape> {
         let groups = self.groups();
-        let narrow = group_bytes(self.format)[0] / 64;
+        let narrow = if has_bytes(self.format) { 2 } else { 1 };
         let (warps, span) = match (self.most, groups) {
             (1, 32..) => (8, 4 / narrow),
             // 8B's products of 4096 inputs, 8 tokens, on an H200: 6144 rows 9.9 µs, with spans of two 10.2.
@@ -250,6 +249,7 @@ impl GroupsSmallBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::formats::in_blocks;
 
     /// Blocks of sm_80, of sm_86 and of sm_90.
     const SHARED: [u32; 3] = [163 << 10, 99 << 10, 227 << 10];
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn every_shape_fits_shared_memory() {
-        let formats = || WeightFormat::ALL.into_iter().filter(|f| f.is_canonical());
+        let formats = || WeightFormat::ALL.into_iter().filter(|&f| in_blocks(f));
         for format in formats() {
             for k in (128..30_000).step_by(128) {
                 for (size, rounds) in SIZES.into_iter().flat_map(|size| [(size, 1), (size, 9)]) {

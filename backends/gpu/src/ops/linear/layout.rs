@@ -1,14 +1,16 @@
 //! How a weight lies in device memory. Plain values stay row-major \[N, K\]; formats in blocks, GGUF's and canonical
-//! ones, lie as planes (`quantized.cuh`; canonical ones in CUDA C++ as records), 8-bit floats as rows of codes and a
-//! scale a row (`scaled.cuh`).
+//! ones, lie as planes, in CUDA C++ as records (`quantized.cuh`), 8-bit floats as rows of codes and a scale a row
+//! (`scaled.cuh`).
 
 use halyard_platform_api::weight_format::Codes;
 use halyard_platform_api::{DType, WeightFormat, ops};
 
+use crate::ops::formats::in_blocks;
+
 /// Values of a group of planes: four chunks of 32.
 pub(super) const GROUP: u64 = 128;
 
-/// Rows of a record of a canonical format (`quantized.cuh`).
+/// Rows of a record (`quantized.cuh`).
 pub(crate) const RECORD_ROWS: u64 = 8;
 
 /// The layout of a weight.
@@ -16,7 +18,7 @@ pub(crate) const RECORD_ROWS: u64 = 8;
 pub(crate) enum WeightLayout {
     /// Row-major values of this type.
     Plain(DType),
-    /// Planes of this format.
+    /// Planes, or records, of this format.
     Planes(WeightFormat),
     /// Codes of 8-bit floats, and a scale a row.
     Scaled,
@@ -56,11 +58,11 @@ impl WeightLayout {
     }
 }
 
-/// Whether a few instructions make operands of matrix units from a canonical format's codes (`groups_product.cuh`):
-/// whole numbers and floats of 4 and 8 bits, no tables.
+/// Whether a few instructions make operands of matrix units from a format's codes (`groups_product.cuh`): whole numbers
+/// and floats of 4 and 8 bits, no tables.
 pub(crate) fn has_operands(format: WeightFormat) -> bool {
     use WeightFormat::{Fp4G64, Iq4NlG32, Nf4G64};
-    format.is_canonical() && !matches!(format, Nf4G64 | Fp4G64 | Iq4NlG32)
+    in_blocks(format) && !matches!(format, Nf4G64 | Fp4G64 | Iq4NlG32)
 }
 
 /// Whether `linear` makes them. 8-bit floats stay out until a fault is gone: streamed tokens gave NaN over F8G128 on an
@@ -70,30 +72,42 @@ pub(super) fn has_quick_operands(format: WeightFormat) -> bool {
     has_operands(format) && !matches!(format, F8G32 | F8G64 | F8G128)
 }
 
-/// Whether a canonical format's codes are bytes.
+/// Whether a format's codes are bytes.
 pub(crate) fn has_bytes(format: WeightFormat) -> bool {
-    group_bytes(format)[0] as u64 == GROUP
+    planes(format).0[0] == GROUP
 }
 
-/// Whether a canonical format has minima.
+/// Whether a format has minima.
 pub(crate) fn has_minima(format: WeightFormat) -> bool {
-    matches!(format.layout().codes, Codes::Integer { .. })
+    match format.is_canonical() {
+        true => matches!(format.layout().codes, Codes::Integer { .. }),
+        false => matches!(format, WeightFormat::Q4_1 | WeightFormat::Q4K),
+    }
 }
 
-/// Bytes of a record of a canonical format: eight rows of a group.
-pub(super) const fn record_bytes(format: WeightFormat) -> u64 {
-    let [codes, scales] = group_bytes(format);
-    RECORD_ROWS * (codes + scales) as u64
+/// Neighbours in a row that share a scale.
+pub(crate) fn run_values(format: WeightFormat) -> u32 {
+    match format {
+        WeightFormat::Q6K => 16,
+        WeightFormat::Q4K => 32,
+        _ => format.block_values() as u32,
+    }
 }
 
-/// Bytes that a canonical format has for 128 values of a row: codes and scales.
-pub(super) const fn group_bytes(format: WeightFormat) -> [u32; 2] {
-    let ([codes, _, scales], _) = planes(format);
-    [codes as u32, scales as u32]
+/// Bytes of a record: eight rows of a group.
+pub(super) fn record_bytes(format: WeightFormat) -> u64 {
+    RECORD_ROWS * u64::from(row_bytes(format))
+}
+
+/// Bytes that a record has for a row: 128 codes and their scales. K-quants' blocks are of 256 values: their scales of
+/// scales stand in both records.
+pub(super) fn row_bytes(format: WeightFormat) -> u32 {
+    let ([codes, high, scales], blocks) = planes(format);
+    (codes + high + scales) as u32 + if blocks { 4 } else { 0 }
 }
 
 /// Bytes a group of each plane, and whether there is a word for every two groups: quants, high bits, scales.
-const fn planes(format: WeightFormat) -> ([u64; 3], bool) {
+fn planes(format: WeightFormat) -> ([u64; 3], bool) {
     if format.is_canonical() {
         let layout = format.layout();
         let (values, scales) = (layout.block_values as u64, layout.scale_bytes() as u64);
@@ -110,16 +124,13 @@ const fn planes(format: WeightFormat) -> ([u64; 3], bool) {
     }
 }
 
-/// Bytes of planes, which the kernel computes the same, and of canonical formats enough for records too.
+/// Bytes of planes, which the kernels compute the same, and enough for records too.
 pub(crate) fn plane_bytes(format: WeightFormat, n: u64, k: u64) -> u64 {
-    let rows = match format.is_canonical() {
-        true => n.next_multiple_of(RECORD_ROWS),
-        false => n,
-    };
-    let groups = rows * k.div_ceil(GROUP);
+    let groups = k.div_ceil(GROUP);
     let (bytes, blocks) = planes(format);
-    let planes: u64 = bytes.iter().map(|b| (groups * b).next_multiple_of(256)).sum();
-    planes + if blocks { groups * 2 } else { 0 }
+    let planes: u64 = bytes.iter().map(|b| (n * groups * b).next_multiple_of(256)).sum();
+    let planes = planes + if blocks { n * groups * 2 } else { 0 };
+    planes.max(n.div_ceil(RECORD_ROWS) * groups * record_bytes(format))
 }
 
 /// Where the scales of n rows of codes begin; the kernels compute the same.

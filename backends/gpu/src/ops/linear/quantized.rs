@@ -1,4 +1,4 @@
-//! Formats in blocks, GGUF's and canonical ones: their planes (layout in quantized.cuh), packed and unpacked on the
+//! Formats in blocks, GGUF's and canonical ones: their planes or records (layout.rs), packed and unpacked on the
 //! device, and the product that reads them as they are.
 
 use halyard_kernels_gpu::LINEAR_QUANTIZED;
@@ -6,7 +6,7 @@ use halyard_platform_api::ops;
 use halyard_platform_api::{DType, Result, WeightFormat};
 
 use super::call::{Call, LayoutKernels, Path, rows_aligned};
-use super::layout::GROUP;
+use super::layout::{GROUP, RECORD_ROWS};
 use super::plain::TOKENS;
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
@@ -18,13 +18,13 @@ use crate::ops::names::{epilogue_code, type_name};
 const WARPS: u32 = 8;
 const COLUMN: u32 = 20;
 
-/// Whether planes are multiplied on matrix units: codes are numbers that 16-bit types hold, but for NF4 and FP4.
+/// Whether records are multiplied on matrix units: codes are numbers that 16-bit types hold, but for NF4 and FP4.
 fn on_matrix_units(cx: &Preparation<'_>, op: &ops::Linear) -> bool {
     let exact = !matches!(op.weight, WeightFormat::Nf4G64 | WeightFormat::Fp4G64);
     cx.facts().matrix_units && op.act != DType::F32 && exact
 }
 
-/// Packing of canonical rows into planes or records.
+/// Packing of rows into planes or records.
 #[derive(Clone, Copy)]
 pub(crate) struct Pack {
     function: Function,
@@ -134,7 +134,7 @@ impl Path for Quantized {
 }
 
 impl LayoutKernels for Quantized {
-    /// Canonical rows to planes.
+    /// Rows to planes or records.
     fn pack(&self, encoding: &mut Encoding, from: DevicePtr, dst: DevicePtr, first_row: u32, rows: u32) {
         self.pack.encode(encoding, from, dst, first_row, rows);
     }
@@ -144,9 +144,10 @@ fn shared_bytes(tiles: u32) -> u32 {
     WARPS * 8 * tiles * COLUMN * 4
 }
 
-/// Planes to row-major values of the activations' type.
+/// Planes or records to row-major values of the activations' type.
 pub(super) struct Unpack {
     function: Function,
+    records: bool,
     n: u32,
     k: u32,
 }
@@ -163,13 +164,20 @@ impl Unpack {
         ];
         Ok(Unpack {
             function: cx.function(LINEAR_QUANTIZED, &defines, "quantized_unpack", 0)?,
+            records: cx.policy().records,
             n: op.out_features,
             k: op.in_features,
         })
     }
 
     pub(super) fn encode(&self, encoding: &mut Encoding, weight: DevicePtr, to: Arg, first_row: u32, rows: u32) {
-        let parts = u64::from(rows) * 16 * u64::from(self.k).div_ceil(GROUP);
+        // Threads a row of a group: of planes one for eight values, of records one for 32; a record's rows together.
+        let (first, end) = (u64::from(first_row), u64::from(first_row) + u64::from(rows));
+        let threads = match self.records {
+            true => 4 * (end.next_multiple_of(RECORD_ROWS) - first / RECORD_ROWS * RECORD_ROWS),
+            false => 16 * (end - first),
+        };
+        let parts = threads * u64::from(self.k).div_ceil(GROUP);
         let args = [
             Arg::Ptr(weight),
             to,

@@ -1,5 +1,5 @@
 //! Products of chosen experts on matrix units, expert by expert, each matrix read once, with the gating of gate and up
-//! fused where a region asks for it: over matrices in the activations' own 16-bit type, and over canonical groups,
+//! fused where a region asks for it: over matrices in the activations' own 16-bit type, and over formats in blocks,
 //! which lie as records (`quantized.cuh`).
 
 use halyard_kernels_gpu::{MOE_FEW, MOE_GROUPS_FEW, MOE_GROUPS_HOPPER, MOE_TILE};
@@ -12,7 +12,7 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 use crate::ops::formats::code;
 use crate::ops::linear::{
-    HOPPER_ROWS, HOPPER_THREADS, RECORD_ROWS, has_bytes, has_minima, has_operands, hopper_ring_bytes,
+    HOPPER_ROWS, HOPPER_THREADS, RECORD_ROWS, has_bytes, has_operands, hopper_ring_bytes, hopper_tokens, run_values,
 };
 use crate::ops::names::{Gate, borrowed, float_name};
 use crate::view::View;
@@ -22,7 +22,7 @@ use crate::view::View;
 pub(super) enum Rows {
     /// Row after row, in the activations' type.
     Plain,
-    /// As records of this canonical format.
+    /// As records of this format.
     Records(WeightFormat),
 }
 
@@ -58,7 +58,7 @@ impl Rows {
                 Few::new(4, 1, 4, 1, 0),
             ],
             // Of short runs twice the rows would take 244 registers a thread.
-            Rows::Records(format) if format.block_values() < 64 => [
+            Rows::Records(format) if run_values(format) < 64 => [
                 Few::new(1, 2, 4, 1, 5),
                 Few::new(2, 2, 2, 1, 12),
                 Few::new(4, 1, 4, 1, 0),
@@ -78,13 +78,6 @@ impl Rows {
             Rows::Plain => return vec![Tile::plain(64, 5), Tile::plain(128, 4)],
             Rows::Records(format) => format,
         };
-        let tokens: &[u32] = match format.block_values() {
-            // The tokens' sums over such runs are not made (groups_hopper.cuh).
-            ..32 if has_minima(format) => &[],
-            // Two runs' sums of more tokens do not fit the registers; with minima each run is waited for.
-            ..64 => &[32],
-            _ => &[32, 64],
-        };
         let fitting = |&tokens: &u32| {
             // Groups of a piece of the ring, and pieces; the better first.
             let rings = [(2, 4), (2, 3), (1, 5), (1, 4), (1, 3)];
@@ -93,7 +86,7 @@ impl Rows {
                 .map(|(groups, stages)| Tile::records(format, tokens, groups, stages));
             tiles.find(|tile| tile.shared <= max_shared_bytes)
         };
-        tokens.iter().filter_map(fitting).collect()
+        hopper_tokens(format).iter().filter_map(fitting).collect()
     }
 
     /// Choices an expert from which the larger tile pays.
@@ -499,12 +492,7 @@ mod tests {
                 .iter()
                 .map(|(tile, _)| tile.tokens)
                 .collect();
-            let expected: &[u32] = match format.block_values() {
-                16 if has_minima(format) => &[],
-                16 | 32 => &[32],
-                _ => &[32, 64],
-            };
-            assert_eq!(found, expected, "{format:?}");
+            assert_eq!(found, hopper_tokens(format), "{format:?}: one does not fit");
         }
         let mut encoding = Encoding::default();
         let error = records(U4G128, true).encode_any(&mut encoding, &op(), &call(1001, 68));

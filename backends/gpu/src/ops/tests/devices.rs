@@ -116,6 +116,7 @@ fn vulkan(name: &'static str, num_sms: u32) -> Device {
         policy: Policy {
             plain_block: (4, 64),
             block_product: Some(block_product),
+            records: false,
             unpack_from: 9,
             separate_entries: true,
             concurrent_commands: true,
@@ -128,6 +129,10 @@ fn vulkan(name: &'static str, num_sms: u32) -> Device {
 fn opencl(name: &'static str) -> Device {
     Device {
         lacks: &[],
+        policy: Policy {
+            records: false,
+            ..Policy::default()
+        },
         ..device(name, facts("opencl", 96, 64 << 10))
     }
 }
