@@ -232,22 +232,26 @@ pub(super) struct GroupsTiles {
     n: u32,
     k: u32,
     num_sms: u32,
-    max_tokens: u32,
+    scratch_bytes: u64,
 }
 
 impl GroupsTiles {
     /// Compiles the kernel for weights that it [`takes`].
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<GroupsTiles> {
         let one = |form: Form| form.product(cx, op, format);
-        Ok(GroupsTiles {
+        let mut tiles = GroupsTiles {
             entries: needed(format, cx.facts(), op.max_tokens)
                 .map(one)
                 .collect::<Result<_>>()?,
             n: op.out_features,
             k: op.in_features,
             num_sms: cx.facts().num_sms,
-            max_tokens: op.max_tokens,
-        })
+            scratch_bytes: 0,
+        };
+        // Encoding asks for it with every call.
+        let of_tokens = (1..=op.max_tokens).map(|tokens| tiles.partial_bytes(tokens));
+        tiles.scratch_bytes = of_tokens.max().unwrap_or(0);
+        Ok(tiles)
     }
 
     fn entry(&self, tokens: u32) -> &Entry {
@@ -279,8 +283,7 @@ impl Path for GroupsTiles {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        let of_tokens = (1..=self.max_tokens).map(|tokens| self.partial_bytes(tokens));
-        of_tokens.max().unwrap_or(0)
+        self.scratch_bytes
     }
 
     fn encode(&self, encoding: &mut Encoding, call: &Call) {
