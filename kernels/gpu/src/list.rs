@@ -111,6 +111,8 @@ sources! {
         Cuda, "the others have no products that need it";
     MOE_TILE = "moe_tile", "`moe_linear` of many tokens an expert on Hopper's matrix units, with gating fused.":
         Cuda, "instructions of one vendor's hardware";
+    MOE_UNPACK = "moe_unpack", "Chosen experts' matrices from records to plain values.":
+        Cuda, "the others have no products that need it";
     NORM = "norm", "`rms_norm` and `layer_norm`.": Cuda Glsl OpenCl;
     POINTWISE = "pointwise", "Elementwise ops.": Cuda Glsl OpenCl;
     PRODUCT = "product", "Products of 16-bit matrices on cooperative matrices of a subgroup.":

@@ -48,7 +48,9 @@ pub(super) use self::call::rows_aligned;
 pub(super) use self::dense_tiles::DenseTiles;
 pub(super) use self::fusion::{Fusion, SmallBatchCall};
 pub(super) use self::groups_tiles::{HOPPER_ROWS, HOPPER_THREADS, hopper_ring_bytes, hopper_tokens};
-pub(super) use self::layout::{RECORD_ROWS, WeightLayout, has_bytes, has_operands, plane_bytes, run_values, scales_at};
+pub(super) use self::layout::{
+    GROUP, RECORD_ROWS, WeightLayout, has_bytes, has_minima, has_operands, plane_bytes, run_values, scales_at,
+};
 pub(super) use self::quantized::Pack;
 pub(super) use self::small_batch::SmallBatch;
 

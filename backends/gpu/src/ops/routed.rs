@@ -8,6 +8,7 @@ mod heads;
 mod lora;
 mod products;
 mod support;
+mod unpacked;
 
 use halyard_kernels_gpu::MOE;
 use halyard_platform_api::ops::{self, Scoring};
@@ -210,9 +211,10 @@ impl Kernel for Linear {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        match self.grouped.is_some() || self.products.is_some() {
-            true => ExpertList::bytes(&self.op),
-            false => 0,
+        match &self.products {
+            Some((_, products)) => products.scratch_bytes(&self.op),
+            None if self.grouped.is_some() => ExpertList::bytes(&self.op),
+            None => 0,
         }
     }
 

@@ -232,6 +232,7 @@ fn products_of_experts_over_groups_are_right_on_matrix_units() {
         &[(7, "bf16", 1), (8, "bf16", 0), (6, "f16", 1)],
         hopper,
     );
+    sets("moe_unpack", &[(7, "bf16", 0), (43, "f16", 0)], "-DPARTS=2");
     let two = "-DTOKENS=32 -DGROUPS=2 -DSTAGES=2 -D__CUDA_ARCH_FEAT_SM90_ALL";
     sets("moe_groups_hopper", &[(43, "f16", 0), (55, "bf16", 1)], two);
 }

@@ -8,7 +8,7 @@ use halyard_platform_api::{DType, WeightFormat, ops};
 use crate::ops::formats::in_blocks;
 
 /// Values of a group of planes: four chunks of 32.
-pub(super) const GROUP: u64 = 128;
+pub(crate) const GROUP: u64 = 128;
 
 /// Rows of a record (`quantized.cuh`).
 pub(crate) const RECORD_ROWS: u64 = 8;

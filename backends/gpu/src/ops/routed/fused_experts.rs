@@ -273,7 +273,12 @@ impl Kernel for Experts {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.parts.scratch_bytes().max(ExpertList::bytes(&self.plan.gate))
+        let Plan { gate, down, .. } = &self.plan;
+        let products = match &self.compiled {
+            Some(compiled) => compiled.gate.scratch_bytes(gate).max(compiled.down.scratch_bytes(down)),
+            None => 0,
+        };
+        self.parts.scratch_bytes().max(products)
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {

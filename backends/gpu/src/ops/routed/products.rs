@@ -7,6 +7,7 @@ use halyard_platform_api::{DType, Error, Result, WeightFormat, ops};
 
 use super::expert_list::{Elsewhere, ExpertList};
 use super::support::MAX_EXPERTS;
+use super::unpacked::{self, Unpacked};
 use crate::driver::{DevicePtr, Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
@@ -75,7 +76,7 @@ impl Rows {
     /// rows.
     fn tiles(self, max_shared_bytes: u32) -> Vec<Tile> {
         let format = match self {
-            Rows::Plain => return vec![Tile::plain(64, 5), Tile::plain(128, 4)],
+            Rows::Plain => return PLAIN_TILES.to_vec(),
             Rows::Records(format) => format,
         };
         let fitting = |&tokens: &u32| {
@@ -142,7 +143,7 @@ struct Tile {
 }
 
 impl Tile {
-    fn plain(tokens: u32, stages: u32) -> Tile {
+    const fn plain(tokens: u32, stages: u32) -> Tile {
         Tile {
             tokens,
             groups: 0,
@@ -163,6 +164,10 @@ impl Tile {
     }
 }
 
+/// Those of moe_tile, the smaller first.
+const PLAIN_TILES: [Tile; 2] = [Tile::plain(64, 5), Tile::plain(128, 4)];
+/// That of unpacked records.
+const UNPACKED_TILE: Tile = PLAIN_TILES[1];
 /// Rows of a block of either.
 const TILE_ROWS: u32 = 256;
 const _: () = assert!(TILE_ROWS == HOPPER_ROWS);
@@ -204,6 +209,8 @@ enum Path {
     Few(usize),
     /// Of [`Products::tiles`].
     Tile(usize),
+    /// [`Products::unpacked`].
+    Unpacked,
 }
 
 /// Compiled.
@@ -211,6 +218,7 @@ pub(super) struct Products {
     rows: Rows,
     few: Vec<(Few, Function)>,
     tiles: Vec<(Tile, Function)>,
+    unpacked: Option<Unpacked>,
     is_gated: bool,
 }
 
@@ -226,15 +234,13 @@ impl Products {
         let mut defines = vec![("ACT", act), ("GATE", gate.map_or("0", |gate| gate.code))];
         let numbers = gate.map_or_else(Vec::new, |gate| borrowed(&gate.numbers));
         defines.extend(numbers);
-        let (few, tile) = match rows {
-            Rows::Plain => ((MOE_FEW, "moe_few"), (MOE_TILE, "moe_tile")),
-            Rows::Records(format) => {
-                defines.push(("FORMAT", code(format)));
-                (
-                    (MOE_GROUPS_FEW, "moe_groups_few"),
-                    (MOE_GROUPS_HOPPER, "moe_groups_hopper"),
-                )
-            }
+        let (few, tile, format) = match rows {
+            Rows::Plain => ((MOE_FEW, "moe_few"), (MOE_TILE, "moe_tile"), None),
+            Rows::Records(format) => (
+                (MOE_GROUPS_FEW, "moe_groups_few"),
+                (MOE_GROUPS_HOPPER, "moe_groups_hopper"),
+                Some(("FORMAT", code(format))),
+            ),
         };
         let function = |(source, name), numbers: &[(&'static str, u32)], shared| {
             let texts: Vec<String> = numbers.iter().map(|(_, number)| number.to_string()).collect();
@@ -242,7 +248,9 @@ impl Products {
                 .iter()
                 .zip(&texts)
                 .map(|((define, _), text)| (*define, text.as_str()));
-            let all: Vec<(&str, &str)> = defines.iter().copied().chain(named).collect();
+            // The tile over plain values is one for all formats.
+            let format = format.filter(|_| name != "moe_tile");
+            let all: Vec<(&str, &str)> = defines.iter().copied().chain(format).chain(named).collect();
             cx.function(source, &all, name, shared)
         };
         let few = rows.few().into_iter().map(|shape| {
@@ -268,10 +276,22 @@ impl Products {
                 let numbers: Vec<(&str, u32)> = numbers.collect();
                 Ok((shape, function(tile, &numbers, shape.shared)?))
             });
+        let unpacked = match rows {
+            Rows::Records(_) if fits(&UNPACKED_TILE) && unpacked::pays(op) => {
+                let Tile {
+                    tokens, stages, shared, ..
+                } = UNPACKED_TILE;
+                let numbers = [("TOKENS", tokens), ("STAGES", stages), ("UNPACKED", 1)];
+                let tile = function((MOE_TILE, "moe_tile"), &numbers, shared)?;
+                Some(Unpacked::prepare(cx, op, act, gate.is_some(), tile)?)
+            }
+            _ => None,
+        };
         Ok(Some(Products {
             rows,
             few: few.collect::<Result<_>>()?,
             tiles: tiles.collect::<Result<_>>()?,
+            unpacked,
             is_gated: gate.is_some(),
         }))
     }
@@ -279,6 +299,14 @@ impl Products {
     /// Whether they run a call well. Depends on shapes, strides and addresses only.
     pub(super) fn suits(&self, op: &ops::MoeLinear, call: &Call) -> bool {
         call.out.len() <= op.max_tokens && self.path(op, call).is_some()
+    }
+
+    /// Scratch while they run, the list included.
+    pub(super) fn scratch_bytes(&self, op: &ops::MoeLinear) -> u64 {
+        match &self.unpacked {
+            Some(unpacked) => unpacked.scratch_bytes(),
+            None => ExpertList::bytes(op),
+        }
     }
 
     /// Whether a call over chosen experts reads the list.
@@ -295,6 +323,10 @@ impl Products {
             return few(Path::Direct);
         }
         let each = (tokens * op.top_k).div_ceil(op.all_experts());
+        let is_unpacked = |unpacked: &Unpacked| whole && !call.experts.is_none() && unpacked.pays(each);
+        if self.unpacked.as_ref().is_some_and(is_unpacked) {
+            return Some(Path::Unpacked);
+        }
         if let Some(index) = self.few.iter().position(|(shape, _)| each <= shape.most) {
             return few(Path::Few(index));
         }
@@ -332,9 +364,8 @@ impl Products {
             Arg::Ptr(x.ptr),
             Arg::U32(x.strides[0]),
             Arg::U32(if x.shape[1] == 1 { 0 } else { x.strides[1] }),
-            Arg::Ptr(call.weight),
-            Arg::Ptr(call.weight_up),
         ];
+        let weights = [Arg::Ptr(call.weight), Arg::Ptr(call.weight_up)];
         let results = [
             Arg::Ptr(out.ptr),
             Arg::U32(out.strides[0]),
@@ -354,6 +385,24 @@ impl Products {
             true => (Arg::Ptr(0), op.num_experts),
             false => (Arg::Scratch(0), ExpertList::most_chosen(op, call.elsewhere, choices)),
         };
+        // Tiles over so many entries of the list; of plain matrices from entry `first` on.
+        let tile = |encoding: &mut Encoding,
+                    (shape, function): (Tile, Function),
+                    weights: [Arg; 2],
+                    first: Option<u32>,
+                    count| {
+            let mut args = gathered.to_vec();
+            args.extend(weights);
+            args.push(list);
+            args.extend(results);
+            args.extend(sizes);
+            args.extend(first.map(Arg::U32));
+            // Twice the share of an even spread: a popular expert is several blocks' work.
+            let shares = (2 * choices).div_ceil(op.all_experts() * shape.tokens);
+            let rows = TILE_ROWS >> u32::from(self.is_gated);
+            let grid = [op.out_features.div_ceil(rows), count, shares.clamp(1, MAX_SHARES)];
+            encoding.launch(function, grid, shape.threads, shape.shared, &args);
+        };
         match path {
             Path::Direct | Path::Few(_) => {
                 let (index, list, blocks) = match path {
@@ -362,6 +411,7 @@ impl Products {
                 };
                 let (shape, function) = self.few[index];
                 let mut args = gathered.to_vec();
+                args.extend(weights);
                 args.extend([Arg::Ptr(call.experts.ptr), Arg::U32(call.experts.row_stride()), list]);
                 args.extend(results);
                 args.push(Arg::U32(op.first_expert));
@@ -371,18 +421,20 @@ impl Products {
                 encoding.launch(function, grid, 32 * shape.warps, shape.shared_bytes(), &args);
             }
             Path::Tile(index) => {
-                let (shape, function) = self.tiles[index];
-                let mut args = gathered.to_vec();
-                args.push(list);
-                args.extend(results);
-                args.extend(sizes);
-                // Twice the share of an even spread: a popular expert is several blocks' work.
-                let shares = (2 * choices)
-                    .div_ceil(op.all_experts() * shape.tokens)
-                    .clamp(1, MAX_SHARES);
-                let rows = TILE_ROWS >> u32::from(self.is_gated);
-                let grid = [op.out_features.div_ceil(rows), chosen, shares];
-                encoding.launch(function, grid, shape.threads, shape.shared, &args);
+                let first = (self.rows == Rows::Plain).then_some(0);
+                tile(encoding, self.tiles[index], weights, first, chosen);
+            }
+            Path::Unpacked => {
+                let Some(unpacked) = &self.unpacked else { return };
+                unpacked.encode(
+                    encoding,
+                    op,
+                    weights,
+                    chosen,
+                    |encoding, function, weights, first, count| {
+                        tile(encoding, (UNPACKED_TILE, function), weights, Some(first), count);
+                    },
+                );
             }
         }
     }
@@ -415,6 +467,7 @@ mod tests {
             rows,
             few: rows.few().into_iter().zip(numbered.clone()).collect(),
             tiles: tiles.into_iter().zip(numbered.skip(3)).collect(),
+            unpacked: None,
             is_gated: true,
         }
     }
@@ -528,6 +581,41 @@ mod tests {
         };
         assert_eq!(Rows::of(&narrow, &facts), None, "half a chunk of the packer");
         assert_eq!(rows(U4G128, 72, false), None);
+    }
+
+    #[test]
+    fn many_choices_of_records_are_multiplied_unpacked_part_by_part() {
+        let op = ops::MoeLinear {
+            in_features: 4096,
+            out_features: 16_384,
+            weight: WeightFormat::Q4K,
+            max_tokens: 600,
+            ..op()
+        };
+        let mut products = products_over(Rows::Records(op.weight), true);
+        products.unpacked = Some(Unpacked::of(&op, true, Function(20), Function(21)));
+        let called = |tokens, width| Call {
+            out: view([tokens, 2, 16_384]),
+            ..call(tokens, width)
+        };
+        assert_eq!(products.path(&op, &called(380, 4096)), Some(Path::Tile(0)));
+        assert_eq!(products.path(&op, &called(381, 4096)), Some(Path::Unpacked));
+        assert_eq!(products.path(&op, &called(600, 4100)), None, "odd rows");
+        let mut encoding = Encoding::default();
+        products.encode(&mut encoding, &op, &called(600, 4096));
+        let launches: Vec<_> = encoding
+            .commands
+            .iter()
+            .map(|command| match command {
+                crate::encoding::Command::Launch(launch) => (launch.function, launch.grid),
+                _ => panic!("launches alone"),
+            })
+            .collect();
+        // Two experts' gates and ups take 512 MiB.
+        let [unpack, tile] = [(Function(20), [8192, 2, 2]), (Function(21), [128, 2, 3])];
+        assert_eq!(launches, [unpack, tile, unpack, tile, unpack, tile, unpack, tile]);
+        let end = ExpertList::bytes(&op).next_multiple_of(256) + (512 << 20);
+        assert_eq!(products.scratch_bytes(&op), end);
     }
 
     #[test]
