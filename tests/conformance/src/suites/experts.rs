@@ -15,6 +15,8 @@ use crate::tolerance::Class;
 /// Of weights of which a row may have any number of values, and of groups of up to 128.
 const SMALL: [u32; 2] = [64, 96];
 const WHOLE: [u32; 2] = [128, 256];
+/// Of K-quants, whose blocks have 256 values.
+const BLOCKS: [u32; 2] = [256, 512];
 
 /// Layers of experts, with ever more choices an expert, and a rank that has the last two of three.
 pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
@@ -23,6 +25,7 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
         (DType::F16, true, WeightFormat::F16),
         (DType::BF16, false, WeightFormat::BF16),
         (DType::F32, true, WeightFormat::F32),
+        (DType::BF16, true, WeightFormat::Q4K),
         (DType::BF16, true, WeightFormat::U4G128),
         (DType::BF16, true, WeightFormat::F8G128),
         (DType::BF16, true, WeightFormat::E2M1G32),
@@ -40,12 +43,14 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
             (100, false),
             (250, false),
             (250, true),
+            (400, false),
+            (400, true),
         ] {
             let case = layer(seed, act, private, format, tokens, of_a_rank);
             let outcome = check(device, oracle, &case, false);
             let between = if private { ", private between" } else { "" };
             let rank = if of_a_rank { " of a rank" } else { "" };
-            let over = match format.is_canonical() {
+            let over = match format.block_values() > 1 {
                 true => format!(" over {format:?}"),
                 false => String::new(),
             };
@@ -59,7 +64,12 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
 fn layer(seed: u64, act: DType, private: bool, format: WeightFormat, tokens: u32, of_a_rank: bool) -> Case {
     const EXPERTS: u32 = 3;
     const TOP_K: u32 = 2;
-    let [hidden_width, inner] = if format.is_canonical() { WHOLE } else { SMALL };
+    let in_blocks = format.block_values() > 1;
+    let [hidden_width, inner] = match format.block_values() {
+        1 => SMALL,
+        256 => BLOCKS,
+        _ => WHOLE,
+    };
     let mut random = Random::of(seed, &format!("experts {act:?} {tokens}"));
     let (first_expert, here) = if of_a_rank { (1, EXPERTS - 1) } else { (0, EXPERTS) };
     let units = |random: &mut Random, dtype, shape: &[u32]| {
@@ -67,9 +77,9 @@ fn layer(seed: u64, act: DType, private: bool, format: WeightFormat, tokens: u32
         Arg::floats(dtype, shape, &values)
     };
     let hidden = units(&mut random, act, &[tokens, hidden_width]);
-    // Wide rows of canonical formats, whose minima add up, would make results of hundreds, of which 16-bit types round
+    // Wide rows of formats in blocks, whose minima add up, would make results of hundreds, of which 16-bit types round
     // whole numbers away between the ops.
-    let scale = if format.is_canonical() { 0.25 } else { 1.0 };
+    let scale = if in_blocks { 0.25 } else { 1.0 };
     let x: Vec<f32> = random
         .units((tokens * hidden_width) as usize)
         .iter()
