@@ -203,7 +203,7 @@ impl Kernel for Linear {
             defines.push(("RECORDS", "1"));
         }
         self.grouped = Grouped::prepare(cx, op, &defines)?;
-        self.products = match Products::prepare(cx, op, None)? {
+        self.products = match Products::prepare(cx, op, None, true)? {
             Some(products) => Some((ExpertList::prepare(cx, act)?, products)),
             None => None,
         };

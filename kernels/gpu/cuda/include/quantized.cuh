@@ -89,16 +89,6 @@ __device__ __forceinline__ u32 scales_in_record(u32 row) {
     return kRecordRows * (kQuants + kHigh) + row * kScales;
 }
 
-__device__ __forceinline__ uint2 load_streaming8(const void *p) {
-#if defined(PORTABLE)
-    return *(const uint2 *)p;
-#else
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-#endif
-}
-
 // A lane's higher bits, and a row's scales, at their place.
 __device__ __forceinline__ uint2 load_high(const u8 *from) {
     if (FORMAT == 5) return make_uint2(*(const u32 *)from, 0);

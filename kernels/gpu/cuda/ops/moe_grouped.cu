@@ -6,8 +6,9 @@
 // another type are rounded to ACT.
 //
 // Launch: grid (features in 64, experts that may be chosen, any number), 128 threads. Needs moe_list's list, width a
-// multiple of 8, and inputs and rows of weights aligned to 16 bytes (rows of block formats need no alignment),
-// features a multiple of 8 with RECORDS. `bias` may be null. Results of choices of experts elsewhere become 0.
+// multiple of 8, and inputs and rows of weights aligned to 16 bytes (rows of block formats as stored need no
+// alignment), features a multiple of 8 with RECORDS. `bias` may be null. Results of choices of experts elsewhere become
+// 0.
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=f32

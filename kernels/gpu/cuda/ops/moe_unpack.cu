@@ -4,7 +4,7 @@
 // Definitions: FORMAT (see quantized.cuh), ACT (bf16, f16: out).
 // Launch: grid (⌈groups · features · 4 / 256⌉, entries, matrices), 256 threads; a warp has a record. Operands: `w`, and
 // for blockIdx.z 1 `w_up`: the records of all experts' rows; out [matrices, entries, features, width]. An entry of
-// choices elsewhere has none. Needs: features a multiple of 8.
+// choices elsewhere has none. Needs: features a multiple of 8, width one of 32, out 8-byte aligned.
 // check: -DFORMAT=43 -DACT=bf16
 // check: -DFORMAT=7 -DACT=bf16
 // check: -DFORMAT=49 -DACT=f16

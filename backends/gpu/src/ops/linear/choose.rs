@@ -30,7 +30,7 @@ pub(super) enum PathName {
     DenseTiles,
     /// Batches over 8-bit weights on matrix units.
     ScaledTiles,
-    /// Batches over canonical groups on matrix units.
+    /// Batches over records on matrix units.
     GroupsTiles,
     /// The driver's product of 8-bit tokens and weights.
     EightBitProduct,

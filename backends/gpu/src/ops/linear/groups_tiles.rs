@@ -74,7 +74,7 @@ const FORMS: [&[Form]; 4] = [
 ];
 /// The same where Hopper's matrix units take the format: 16 tokens of 8B's down projection take 20 µs on an H200, in
 /// tiles of 16 tokens 26. Of GGUF's formats, 64 tokens of eight layers of 8B: Q4_0 1.39 ms instead of 1.73, Q8_0 2.52
-/// instead of 3.08, Q6_K 2.81 instead of 3.26, Q4_K 2.49 and 2.45.
+/// instead of 3.08, Q6_K 2.81 instead of 3.26, Q4_K (in stages of one group) 2.49 and 2.45.
 const FORMS_ON_HOPPER: [&[Form]; 2] = [
     &[hopper(32, 2, 4), hopper(32, 1, 4)],
     &[hopper(64, 2, 3), hopper(64, 1, 4), hopper(64, 1, 3)],
@@ -148,8 +148,12 @@ pub(crate) const HOPPER_THREADS: u32 = 512 + BRINGERS;
 pub(crate) fn hopper_ring_bytes(format: WeightFormat, tokens: u32, groups: u32, stages: u32) -> u32 {
     let piece = HOPPER_ROWS * row_bytes(format) + tokens * 2 * GROUP as u32;
     let runs = GROUP as u32 / run_values(format);
-    // With minima the sums of a token's values over each run, also as an operand: 32 bytes each.
-    let sums = if has_minima(format) { 36 * tokens * runs } else { 0 };
+    // With minima the sums of a token's values over each run; of canonical formats also as an operand: 32 bytes each.
+    let sums = match has_minima(format) {
+        true if format.is_canonical() => 36 * tokens * runs,
+        true => 4 * tokens * runs,
+        false => 0,
+    };
     1024 + stages * ((groups * piece).next_multiple_of(1024) + groups * sums + 16)
 }
 

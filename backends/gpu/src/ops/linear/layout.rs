@@ -99,8 +99,8 @@ pub(super) fn record_bytes(format: WeightFormat) -> u64 {
     RECORD_ROWS * u64::from(row_bytes(format))
 }
 
-/// Bytes that a record has for a row: 128 codes and their scales. K-quants' blocks are of 256 values: their scales of
-/// scales stand in both records.
+/// Bytes that a record has for a row: 128 codes, their higher bits and scales. K-quants' blocks are of 256 values:
+/// their scales of scales stand in both records.
 pub(super) fn row_bytes(format: WeightFormat) -> u32 {
     let ([codes, high, scales], blocks) = planes(format);
     (codes + high + scales) as u32 + if blocks { 4 } else { 0 }

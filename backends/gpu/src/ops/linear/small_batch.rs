@@ -1,5 +1,5 @@
 //! Small batches on matrix units: one kernel for plain weights, one for 8-bit weights with a scale a row, and one for
-//! canonical groups, behind one call.
+//! records, behind one call.
 
 use halyard_platform_api::Result;
 use halyard_platform_api::ops;

@@ -1,5 +1,5 @@
 //! Many tokens without a library: tiles in f32, or on the matrix units that the driver's kernel knows. Plain weights
-//! are read as they lie, planes are unpacked in scratch first, some rows at a time.
+//! are read as they lie, formats in blocks are unpacked in scratch first, some rows at a time.
 
 use halyard_kernels_gpu::LINEAR_TILED;
 use halyard_platform_api::ops;

@@ -257,8 +257,8 @@ impl Kernel for Experts {
         self.parts.prepare(cx)?;
         let Plan { gate, down, joined, .. } = &self.plan;
         let (Some(gate), Some(down), Some(act)) = (
-            Products::prepare(cx, gate, Some(joined))?,
-            Products::prepare(cx, down, None)?,
+            Products::prepare(cx, gate, Some(joined), true)?,
+            Products::prepare(cx, down, None, true)?,
             float_name(gate.dtype),
         ) else {
             return Ok(());

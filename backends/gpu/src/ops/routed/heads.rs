@@ -45,7 +45,7 @@ impl Heads {
 
 impl Kernel for Heads {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.1 = Products::prepare(cx, &self.0.op, None)?;
+        self.1 = Products::prepare(cx, &self.0.op, None, false)?;
         self.0.prepare_rows(cx)
     }
 

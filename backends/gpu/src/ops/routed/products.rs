@@ -223,11 +223,17 @@ pub(super) struct Products {
 }
 
 impl Products {
-    /// Compiles them; `None` where matrix units do not take the op. `gate` joins gate and up.
+    /// Compiles them; `None` where matrix units do not take the op. `gate` joins gate and up; `by_list`: calls name
+    /// their experts.
     ///
     /// # Errors
     /// Errors of the compiler.
-    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::MoeLinear, gate: Option<&Gate>) -> Result<Option<Products>> {
+    pub(super) fn prepare(
+        cx: &Preparation<'_>,
+        op: &ops::MoeLinear,
+        gate: Option<&Gate>,
+        by_list: bool,
+    ) -> Result<Option<Products>> {
         let (Some(act), Some(rows)) = (float_name(op.dtype), Rows::of(op, cx.facts())) else {
             return Ok(None);
         };
@@ -277,7 +283,7 @@ impl Products {
                 Ok((shape, function(tile, &numbers, shape.shared)?))
             });
         let unpacked = match rows {
-            Rows::Records(_) if fits(&UNPACKED_TILE) && unpacked::pays(op) => {
+            Rows::Records(_) if by_list && fits(&UNPACKED_TILE) && unpacked::pays(op) => {
                 let Tile {
                     tokens, stages, shared, ..
                 } = UNPACKED_TILE;
@@ -323,7 +329,7 @@ impl Products {
             return few(Path::Direct);
         }
         let each = (tokens * op.top_k).div_ceil(op.all_experts());
-        let is_unpacked = |unpacked: &Unpacked| whole && !call.experts.is_none() && unpacked.pays(each);
+        let is_unpacked = |unpacked: &Unpacked| whole && unpacked.pays(each);
         if self.unpacked.as_ref().is_some_and(is_unpacked) {
             return Some(Path::Unpacked);
         }
