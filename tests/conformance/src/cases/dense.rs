@@ -407,7 +407,7 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
     }
     // Formats in blocks differ in how a value is read: shapes with many tokens, which take the time, run with one
     // format of each kind of codes.
-    use WeightFormat::{E2M1G16, E2M1G32, F8G128, I8G32, Nf4G64, Q4_1, Q4K, Q5_0, Q6K, Q8_0, U4G128};
+    use WeightFormat::{E2M1G16, E2M1G32, F8G128, I8G32, Nf4G64, Q4K, Q5_0, Q6K, U4G128};
     if format.block_values() > 1 {
         // Eights of rows, which a backend may keep together, and inputs of odd places.
         shapes.extend([(1, 1, few, 24, true), (4, 2, few, 40, false)]);
@@ -415,29 +415,32 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
     if format.is_canonical() && format.block_values() == 16 {
         shapes.push((4, 1, 48, 24, true));
     }
-    // In f32 GGUF's are left out of them that have minima: even a depth of one block cancels too much.
-    let of_a_kind = matches!(format, U4G128 | I8G32 | E2M1G16 | E2M1G32 | F8G128 | Q5_0 | Q6K | Q8_0);
-    if of_a_kind || (matches!(format, Q4_1 | Q4K) && dtype != DType::F32) {
-        // The same with ever more choices an expert, and a depth of several groups that is no whole number of them. In
-        // f32 a depth of few groups: a minimum summed by itself cancels most of the codes' sum, and what is left has
-        // the error of both.
-        let shallow = if format.block_values() == 256 { 256 } else { few };
-        let deep = match dtype {
-            DType::F32 => shallow,
-            _ if format.block_values() == 256 => 768,
-            _ if format.block_values() == 128 => 640,
-            _ => 672,
-        };
+    let is_one_of_a_kind = matches!(format, U4G128 | I8G32 | E2M1G16 | E2M1G32 | Nf4G64 | F8G128);
+    // The same with ever more choices an expert, and a depth of several groups that is no whole number of them. In f32
+    // a depth of few groups: a minimum summed by itself cancels most of the codes' sum, and what is left has the error
+    // of both; of GGUF's formats with minima none, as even one block cancels too much.
+    let shallow = if format.block_values() == 256 { 256 } else { few };
+    let deep = match dtype {
+        DType::F32 => shallow,
+        _ if format.block_values() == 256 => 768,
+        _ if format.block_values() == 128 => 640,
+        _ => 672,
+    };
+    if is_one_of_a_kind && format != Nf4G64 {
         shapes.extend([
             (15, 2, deep, 72, true),
             (40, 1, deep, 264, true),
             (100, 2, deep, 136, false),
-            (250, 1, shallow, 136, true),
-            // More than two tiles of tokens an expert.
-            (400, 2, shallow, 40, true),
+            (250, 1, few, 136, true),
         ]);
     }
-    let is_one_of_a_kind = matches!(format, U4G128 | I8G32 | E2M1G16 | E2M1G32 | Nf4G64 | F8G128);
+    if matches!(format, Q5_0 | Q6K) || (format == Q4K && dtype != DType::F32) {
+        shapes.extend([(15, 2, deep, 72, true), (100, 2, shallow, 136, false)]);
+    }
+    if matches!(format, U4G128 | E2M1G32 | Q6K) || (format == Q4K && dtype != DType::F32) {
+        // More than two tiles of tokens an expert.
+        shapes.push((400, 1, shallow, 40, true));
+    }
     let all = !format.is_canonical() || (is_one_of_a_kind && dtype != DType::F16);
     for (tokens, inputs, k, n, bias) in shapes.into_iter().filter(|shape| all || shape.0 <= 4) {
         let name = format!("{tokens} x {inputs} x {k} -> {n}, bias {bias}");
