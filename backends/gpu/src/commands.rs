@@ -176,7 +176,11 @@ impl GpuEncoder {
 impl Encoder for GpuEncoder {
     fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
         let objects = read(&self.queue.inner.objects);
-        let Registered { kernel, access } = objects.op(op)?;
+        let Registered {
+            kernel,
+            access,
+            scratch_bytes,
+        } = objects.op(op)?;
         self.views.clear();
         for operand in operands {
             let (view, allocation) = objects.resolve(operand)?;
@@ -194,7 +198,7 @@ impl Encoder for GpuEncoder {
             self.encoding.args.truncate(before.1);
             return Err(error);
         }
-        let (scratch, made) = (kernel.scratch_bytes(), self.encoding.commands.len() - before.0);
+        let (scratch, made) = (*scratch_bytes, self.encoding.commands.len() - before.0);
         if let Some(hazards) = &mut self.hazards
             && hazards.admit(access, &self.views, scratch > 0, made)
         {

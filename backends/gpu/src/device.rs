@@ -128,14 +128,17 @@ pub(crate) fn register(
         modules: &inner.modules,
     })?;
     let kernel: SharedKernel = Arc::from(kernel);
+    let scratch_bytes = kernel.scratch_bytes();
     let id = write(&inner.objects).ops.insert(Registered {
         kernel: kernel.clone(),
         access,
+        scratch_bytes,
     });
     Ok(Arc::new(Prepared {
         inner: inner.clone(),
         kernel,
         id: OpId(id),
+        scratch_bytes,
     }))
 }
 
@@ -254,6 +257,7 @@ struct Prepared {
     inner: Arc<Inner>,
     kernel: SharedKernel,
     id: OpId,
+    scratch_bytes: u64,
 }
 
 impl PreparedOp for Prepared {
@@ -263,7 +267,7 @@ impl PreparedOp for Prepared {
 
     fn info(&self) -> PreparedInfo {
         PreparedInfo {
-            scratch_bytes: self.kernel.scratch_bytes(),
+            scratch_bytes: self.scratch_bytes,
             recordable: true,
         }
     }

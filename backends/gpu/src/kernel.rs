@@ -161,7 +161,7 @@ pub trait Kernel: Send + Sync {
         None
     }
 
-    /// Scratch bytes while it runs.
+    /// Scratch bytes while it runs. Asked once, when it is prepared.
     fn scratch_bytes(&self) -> u64 {
         0
     }

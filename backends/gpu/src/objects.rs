@@ -17,6 +17,8 @@ pub(crate) type SharedKernel = Arc<dyn Kernel>;
 pub(crate) struct Registered {
     pub(crate) kernel: SharedKernel,
     pub(crate) access: Vec<Access>,
+    /// The kernel's, counted once: encoding needs it with every call.
+    pub(crate) scratch_bytes: u64,
 }
 
 /// Everything that ids name.

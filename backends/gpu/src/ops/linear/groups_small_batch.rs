@@ -1,5 +1,5 @@
-//! Small batches over records on matrix units: every code is read once, through rings in shared
-//! memory. The kernel takes the norm before and the gating after along.
+//! Small batches over records on matrix units: every code is read once, through rings in shared memory. The kernel
+//! takes the norm before and the gating after along.
 
 use halyard_kernels_gpu::LINEAR_GROUPS_SMALL;
 use halyard_platform_api::ops;

@@ -1,5 +1,5 @@
-//! Batches of tokens over records: codes become operands between shared memory and matrix units, so
-//! that nothing is unpacked. Matrices of few tiles are shared out by depth, and the parts' sums meet in scratch.
+//! Batches of tokens over records: codes become operands between shared memory and matrix units, so that nothing is
+//! unpacked. Matrices of few tiles are shared out by depth, and the parts' sums meet in scratch.
 
 use halyard_kernels_gpu::{LINEAR_GROUPS_HOPPER, LINEAR_GROUPS_TILE};
 use halyard_platform_api::ops;
@@ -236,26 +236,22 @@ pub(super) struct GroupsTiles {
     n: u32,
     k: u32,
     num_sms: u32,
-    scratch_bytes: u64,
+    max_tokens: u32,
 }
 
 impl GroupsTiles {
     /// Compiles the kernel for weights that it [`takes`].
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<GroupsTiles> {
         let one = |form: Form| form.product(cx, op, format);
-        let mut tiles = GroupsTiles {
+        Ok(GroupsTiles {
             entries: needed(format, cx.facts(), op.max_tokens)
                 .map(one)
                 .collect::<Result<_>>()?,
             n: op.out_features,
             k: op.in_features,
             num_sms: cx.facts().num_sms,
-            scratch_bytes: 0,
-        };
-        // Encoding asks for it with every call.
-        let of_tokens = (1..=op.max_tokens).map(|tokens| tiles.partial_bytes(tokens));
-        tiles.scratch_bytes = of_tokens.max().unwrap_or(0);
-        Ok(tiles)
+            max_tokens: op.max_tokens,
+        })
     }
 
     fn entry(&self, tokens: u32) -> &Entry {
@@ -287,7 +283,8 @@ impl Path for GroupsTiles {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.scratch_bytes
+        let of_tokens = (1..=self.max_tokens).map(|tokens| self.partial_bytes(tokens));
+        of_tokens.max().unwrap_or(0)
     }
 
     fn encode(&self, encoding: &mut Encoding, call: &Call) {

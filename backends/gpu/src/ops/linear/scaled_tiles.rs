@@ -37,7 +37,7 @@ pub(super) struct ScaledTiles {
     n: u32,
     k: u32,
     num_sms: u32,
-    scratch_bytes: u64,
+    max_tokens: u32,
 }
 
 /// How the pieces of a depth are shared out where there are so many tiles and the device runs `at_once` blocks: pieces
@@ -89,17 +89,13 @@ impl ScaledTiles {
                 finish: cx.function(LINEAR_SCALED_TILE, &defines, "scaled_finish", 0)?,
             })
         };
-        let mut tiles = ScaledTiles {
+        Ok(ScaledTiles {
             entries: fitting(cx.facts()).map(one).collect::<Result<_>>()?,
             n: op.out_features,
             k: op.in_features,
             num_sms: cx.facts().num_sms,
-            scratch_bytes: 0,
-        };
-        // Encoding asks for it with every call.
-        let of_tokens = (1..=op.max_tokens.min(MAX_TOKENS)).map(|tokens| tiles.partial_bytes(tokens));
-        tiles.scratch_bytes = of_tokens.max().unwrap_or(0);
-        Ok(tiles)
+            max_tokens: op.max_tokens.min(MAX_TOKENS),
+        })
     }
 
     fn entry(&self, tokens: u32) -> &Entry {
@@ -122,7 +118,10 @@ impl Path for ScaledTiles {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.scratch_bytes
+        (1..=self.max_tokens)
+            .map(|tokens| self.partial_bytes(tokens))
+            .max()
+            .unwrap_or(0)
     }
 
     fn encode(&self, encoding: &mut Encoding, call: &Call) {
