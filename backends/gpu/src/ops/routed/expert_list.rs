@@ -57,6 +57,11 @@ impl ExpertList {
         Self::num_groups(op, elsewhere).min(choices)
     }
 
+    /// Choices of an expert, on average and rounded up.
+    pub(super) fn choices_each(op: &ops::MoeLinear, tokens: u32) -> u32 {
+        (tokens * op.top_k).div_ceil(op.all_experts())
+    }
+
     /// Bytes of the list.
     pub(super) fn bytes(op: &ops::MoeLinear) -> u64 {
         let groups = Self::num_groups(op, Elsewhere::Zeros);

@@ -70,7 +70,7 @@ pub(super) struct Unpacked {
 
 /// Whether calls of the op have choices enough somewhere.
 pub(super) fn pays(op: &ops::MoeLinear) -> bool {
-    (op.max_tokens * op.top_k).div_ceil(op.all_experts()) >= pays_from(op.weight)
+    ExpertList::choices_each(op, op.max_tokens) >= pays_from(op.weight)
 }
 
 impl Unpacked {
