@@ -6,8 +6,8 @@
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.cuh).
 // linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256
-// threads. linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
-// revision: 1
+// threads. linear_finish: grid (⌈n / 256⌉, ⌈tokens / 8⌉), 256 threads.
+// revision: 2
 // check: -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
 // check: -DACT=f16 -DWEIGHT=bf16 -DOUT=f16 -DEPILOGUE=2
@@ -112,15 +112,24 @@ extern "C" __global__ void __launch_bounds__(256) convert_weights(const WEIGHT *
 // out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
 extern "C" __global__ void __launch_bounds__(256)
     linear_finish(const float *product, const float *bias, const OUT *residual, OUT *out, u32 product_stride,
-                  u32 residual_stride, u32 out_stride, u32 n) {
+                  u32 residual_stride, u32 out_stride, u32 n, u32 tokens) {
     let_next_start();
     wait_for_previous();
-    u32 row = blockIdx.x * 256 + threadIdx.x;
-    u64 token = blockIdx.y;
+    u32 row = blockIdx.x * 256 + threadIdx.x, first = blockIdx.y * 8, count = min(tokens - first, 8u);
     if (row >= n) return;
-    float sum = product ? product[token * product_stride + row] : 0.f;
-    if (bias) sum += bias[row];
-    sum = activate<EPILOGUE>(sum);
-    if (residual) sum += to_f32(residual[token * residual_stride + row]);
-    out[token * out_stride + row] = from_f32<OUT>(sum);
+    float add = bias ? bias[row] : 0.f, sums[8], rest[8];
+    // All loads before the first store, which the compiler has to keep behind them: out may be residual.
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        u64 token = first + i;
+        sums[i] = product && i < count ? product[token * product_stride + row] : 0.f;
+        rest[i] = residual && i < count ? to_f32(residual[token * residual_stride + row]) : 0.f;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        if (i == count) break;
+        float sum = activate<EPILOGUE>(sums[i] + add);
+        if (residual) sum += rest[i];
+        out[(u64)(first + i) * out_stride + row] = from_f32<OUT>(sum);
+    }
 }

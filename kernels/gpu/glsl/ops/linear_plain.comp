@@ -7,8 +7,8 @@
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
 // linear_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each
 // four rows. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads. linear_finish: grid (⌈n / 256⌉,
-// tokens), 256 threads.
-// revision: 1
+// ⌈tokens / 8⌉), 256 threads.
+// revision: 2
 // check: linear_plain convert_weights linear_finish -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: linear_plain linear_finish -DACT=bf16 -DWEIGHT=bf16 -DOUT=bf16 -DEPILOGUE=1
 // check: linear_plain convert_weights linear_finish -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
@@ -165,13 +165,16 @@ void main() {
 #else
 
 // out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
-PARAMETERS(u64 product; u64 bias; u64 residual; u64 to; u32 product_stride; u32 residual_stride; u32 to_stride; u32 n;)
+PARAMETERS(u64 product; u64 bias; u64 residual; u64 to; u32 product_stride; u32 residual_stride; u32 to_stride; u32 n;
+           u32 tokens;)
 void main() {
-    u32 row = gl_WorkGroupID.x * 256 + gl_LocalInvocationIndex, token = gl_WorkGroupID.y;
+    u32 row = gl_WorkGroupID.x * 256 + gl_LocalInvocationIndex, first = gl_WorkGroupID.y * 8;
     if (row >= p.n) return;
-    float sum = 0.0;
-    if (p.product != 0) sum = Floats(p.product + (u64(token) * p.product_stride + row) * 4).at[0];
-    WRITE_OUT(sum, token, row);
+    for (u32 token = first; token < min(first + 8, p.tokens); token++) {
+        float sum = 0.0;
+        if (p.product != 0) sum = Floats(p.product + (u64(token) * p.product_stride + row) * 4).at[0];
+        WRITE_OUT(sum, token, row);
+    }
 }
 
 #endif

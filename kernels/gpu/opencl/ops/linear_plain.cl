@@ -5,8 +5,8 @@
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.h).
 // linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256
-// threads. linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
-// revision: 1
+// threads. linear_finish: grid (⌈n / 256⌉, ⌈tokens / 8⌉), 256 threads.
+// revision: 2
 // check: -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
 // check: -DACT=f16 -DWEIGHT=bf16 -DOUT=f16 -DEPILOGUE=2
@@ -71,10 +71,12 @@ KERNEL void convert_weights(const __global WEIGHT *from, __global ACT *to, u64 c
 
 // out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
 KERNEL void linear_finish(const __global float *product, const __global float *bias, const __global OUT *residual,
-                          __global OUT *out, u32 product_stride, u32 residual_stride, u32 out_stride, u32 n) {
-    u32 row = get_group_id(0) * 256 + get_local_id(0);
-    u64 token = get_group_id(1);
+                          __global OUT *out, u32 product_stride, u32 residual_stride, u32 out_stride, u32 n,
+                          u32 tokens) {
+    u32 row = get_group_id(0) * 256 + get_local_id(0), first = get_group_id(1) * 8;
     if (row >= n) return;
-    float sum = product ? product[token * product_stride + row] : 0.f;
-    write_out(sum, bias, residual, out, residual_stride, out_stride, token, row);
+    for (u64 token = first; token < min(first + 8, tokens); token++) {
+        float sum = product ? product[token * product_stride + row] : 0.f;
+        write_out(sum, bias, residual, out, residual_stride, out_stride, token, row);
+    }
 }

@@ -112,6 +112,18 @@ fn linears_of_many_tokens_are_right_on_matrix_units() {
     );
 }
 
+/// Bias and residual around a library's product.
+#[test]
+fn what_follows_a_product_is_right() {
+    check_all(
+        "linear_plain",
+        &[
+            &["-DACT=bf16", "-DWEIGHT=bf16", "-DOUT=bf16", "-DEPILOGUE=0"],
+            &["-DACT=f16", "-DWEIGHT=f16", "-DOUT=f32", "-DEPILOGUE=0"],
+        ],
+    );
+}
+
 /// GGUF's formats, and of canonical ones every kind of codes, and the smallest and the largest groups.
 #[test]
 fn linears_of_formats_in_blocks_are_right() {

@@ -91,6 +91,9 @@ pub(super) fn encode_convert(encoding: &mut Encoding, function: Function, from: 
     encoding.launch(function, grid, 256, 0, &[Arg::Ptr(from), to, Arg::U64(count)]);
 }
 
+/// Tokens of a block of linear_finish.
+const FINISH_TOKENS: u32 = 8;
+
 /// What precedes or follows a library product: out = epilogue(product + bias) + residual.
 pub(super) struct Finish {
     function: Function,
@@ -124,7 +127,9 @@ impl Finish {
             Arg::U32(residual.row_stride()),
             Arg::U32(out.row_stride()),
             Arg::U32(self.n),
+            Arg::U32(out.len()),
         ];
-        encoding.launch(self.function, [self.n.div_ceil(256), out.len(), 1], 256, 0, &args);
+        let grid = [self.n.div_ceil(256), out.len().div_ceil(FINISH_TOKENS), 1];
+        encoding.launch(self.function, grid, 256, 0, &args);
     }
 }
