@@ -1,15 +1,15 @@
 //! The driver of one device: libcuda's functions behind the shared trait. Uses the bindings' raw layer only, since
 //! their safe one tracks events that a capture must not see.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use cudarc::driver::sys as cuda;
 use halyard_gpu::{
-    CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Policy,
-    Product, ProductSpec, RankDriver, Stream, param_addresses, short_of,
+    BOX, Boxes, CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned,
+    Policy, Product, ProductSpec, RankDriver, Stream, param_addresses, short_of,
 };
 use halyard_platform_api::{Error, OpenOptions, Result, log};
 
@@ -335,6 +335,40 @@ impl Driver for CudaDriver {
                 percent as i32
             ))
         }
+    }
+
+    fn boxes(&self, at: DevicePtr, rows: u64, width: u32) -> Result<Boxes> {
+        self.enter()?;
+        let mut made = cuda::CUtensorMap { opaque: [0; 16] };
+        let (sizes, strides) = ([u64::from(width), rows], [2 * u64::from(width)]);
+        let (of_box, steps) = ([BOX[1], BOX[0]], [1, 1]);
+        // Zeros beyond the last row and value; rows of 128 bytes with swapped units, brought by 256 bytes at a time.
+        // SAFETY: the driver copies sizes during the call, and reads nothing at `at`.
+        unsafe {
+            call!(cuTensorMapEncodeTiled(
+                &mut made,
+                cuda::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                2,
+                at as *mut c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                of_box.as_ptr(),
+                steps.as_ptr(),
+                cuda::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                cuda::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                cuda::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                cuda::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ))
+        }
+        .map_err(|e| Error {
+            message: format!("{rows} rows of {width} values for the copy engine: {}", e.message),
+            ..e
+        })?;
+        let mut bytes = [0; 128];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(made.opaque) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        Ok(Boxes(bytes))
     }
 
     unsafe fn launch(

@@ -10,7 +10,7 @@ use halyard_kernels_gpu::{Language, Source};
 use halyard_platform_api::communicator::Collective;
 use halyard_platform_api::{DType, Error, Result, Status};
 
-pub use crate::handles::{DevicePtr, Event, Function, Graph, Module, Param, Pinned, Stream};
+pub use crate::handles::{BOX, Boxes, DevicePtr, Event, Function, Graph, Module, Param, Pinned, Stream};
 use crate::policy::Policy;
 use crate::ranks::RankDriver;
 
@@ -369,6 +369,17 @@ pub trait Driver: Send + Sync {
     fn prefer_shared(&self, function: Function, bytes: u32) -> Result<()> {
         let _ = (function, bytes);
         Ok(())
+    }
+
+    /// Describes `rows` rows of `width` 16-bit values, one behind the other from `at` on, to the copy engine.
+    ///
+    /// # Errors
+    /// `Unsupported` where there is none that kernels may ask; errors of the driver.
+    fn boxes(&self, at: DevicePtr, rows: u64, width: u32) -> Result<Boxes> {
+        let _ = (at, rows, width);
+        Err(Error::unsupported(
+            "this platform's kernels do not ask a copy engine for boxes",
+        ))
     }
 
     /// Starts a kernel; `chained` lets it start while its predecessor ends (where the device can).

@@ -23,6 +23,21 @@ pub enum Arg {
     F32(f32),
     /// Eight bytes.
     U64(u64),
+    /// Matrices by the copy engine.
+    Boxes(BoxesOf),
+}
+
+/// Rows of 16-bit values, one behind the other, that a kernel asks the copy engine for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoxesOf {
+    /// An address, or with `in_scratch` an offset in this op's scratch.
+    pub at: u64,
+    /// Which of them `at` is.
+    pub in_scratch: bool,
+    /// How many.
+    pub rows: u64,
+    /// Values of each.
+    pub width: u32,
 }
 
 /// A kernel launch.

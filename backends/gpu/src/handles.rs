@@ -44,6 +44,13 @@ unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
+/// Rows of a box that the copy engine brings at a time, and their values.
+pub const BOX: [u32; 2] = [128, 64];
+
+/// 16-bit matrices as the copy engine takes them, in boxes of [`BOX`]: hopper.cuh's `Boxes`.
+#[derive(Clone, Copy, Debug)]
+pub struct Boxes(pub [u8; 128]);
+
 /// A kernel parameter's value.
 #[derive(Clone, Copy, Debug)]
 pub enum Param<'a> {

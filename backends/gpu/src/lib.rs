@@ -33,9 +33,11 @@ pub use driver::{
     CollectiveCall, Driver, Facts, Group, KernelText, MAX_PEERS, PEER_CALLS_BYTES, Peers, Product, ProductCall,
     ProductSpec, short_of,
 };
-pub use encoding::{Arg, Command, Encoding, InScratch, Launch};
+pub use encoding::{Arg, BoxesOf, Command, Encoding, InScratch, Launch};
 pub use halyard_kernels_gpu::{ATTENTION_TILES, Language, Source};
-pub use handles::{DevicePtr, Event, Function, Graph, MAX_ARGS, Module, Param, Pinned, Stream, param_addresses};
+pub use handles::{
+    BOX, Boxes, DevicePtr, Event, Function, Graph, MAX_ARGS, Module, Param, Pinned, Stream, param_addresses,
+};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, beside_this_library, entries, find_symbol, folders_of, symbol};
 pub use modules::Modules;

@@ -2,8 +2,8 @@
 
 use halyard_platform_api::{Error, Result};
 
-use crate::driver::{DevicePtr, Driver, Param, Stream};
-use crate::encoding::{Arg, Command, Encoding, Launch};
+use crate::driver::{Boxes, DevicePtr, Driver, Param, Stream};
+use crate::encoding::{Arg, BoxesOf, Command, Encoding, Launch};
 use crate::handles::MAX_ARGS;
 
 /// Bytes of counters that lie before a queue's scratch: every kernel that uses them finds them zero and leaves them
@@ -126,6 +126,14 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
     Ok(())
 }
 
+fn boxes(driver: &dyn Driver, scratch: Scratch, of: &BoxesOf) -> Result<Boxes> {
+    let at = match of.in_scratch {
+        true => scratch.at(of.at)?,
+        false => of.at,
+    };
+    driver.boxes(at, of.rows, of.width)
+}
+
 fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg], scratch: Scratch) -> Result<()> {
     let args = &args[launch.args.0 as usize..][..launch.args.1 as usize];
     if args.len() > MAX_ARGS {
@@ -134,6 +142,12 @@ fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg]
             args.len()
         )));
     }
+    let described = args.iter().filter_map(|arg| match arg {
+        Arg::Boxes(of) => Some(boxes(driver, scratch, of)),
+        _ => None,
+    });
+    let described: Vec<Boxes> = described.collect::<Result<_>>()?;
+    let mut described = described.iter();
     let mut params = [Param::Word(0); MAX_ARGS];
     for (param, &arg) in params.iter_mut().zip(args) {
         *param = match arg {
@@ -144,6 +158,7 @@ fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg]
             Arg::I32(value) => Param::Word(value as u32),
             Arg::F32(value) => Param::Word(value.to_bits()),
             Arg::U64(value) => Param::Long(value),
+            Arg::Boxes(_) => described.next().map_or(Param::Word(0), |boxes| Param::Bytes(&boxes.0)),
         };
     }
     // SAFETY: the op appended the parameters that its kernel takes, over live memory.

@@ -109,6 +109,8 @@ sources! {
         Cuda, "instructions of one vendor's hardware";
     MOE_LIST = "moe_list", "A step's choices by expert, and the sum of experts' results with the addition behind it.":
         Cuda, "the others have no products that need it";
+    MOE_MANY = "moe_many", "`moe_tile` of so many tokens that two blocks take the same rows.":
+        Cuda, "instructions of one vendor's hardware";
     MOE_TILE = "moe_tile", "`moe_linear` of many tokens an expert on Hopper's matrix units, with gating fused.":
         Cuda, "instructions of one vendor's hardware";
     MOE_UNPACK = "moe_unpack", "Chosen experts' matrices from records to plain values.":

@@ -6,6 +6,7 @@ mod fused_experts;
 mod grouped;
 mod heads;
 mod lora;
+mod many;
 mod products;
 mod support;
 mod unpacked;

@@ -65,9 +65,53 @@ __device__ __forceinline__ void bulk_load(void *to, const void *from, u32 bytes,
                  : "memory");
 }
 
+// Matrices as the copy engine takes them, made by the host's driver (`Driver::boxes`): boxes of rows by 128 bytes,
+// whose units of 16 bytes are swapped. A kernel's parameter.
+struct __align__(64) Boxes {
+    u64 words[16];
+};
+// Copies the box at value `column` of row `row` into the shared memory of both blocks of the cluster, at this address
+// of each, and reports it to the barrier of each. Zeros for what lies outside of the matrices.
+__device__ __forceinline__ void load_box_for_both(u32 to, const Boxes &boxes, u32 column, u32 row, Barrier &barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&boxes), "r"(column), "r"(row), "r"(shared_address(&barrier)), "h"((u16)3)
+        : "memory");
+}
+
+// Clusters: this block's number, and an address of this block's shared memory in that of block `number`.
+__device__ __forceinline__ u32 block_of_cluster() {
+    u32 number;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(number));
+    return number;
+}
+__device__ __forceinline__ u32 in_block(u32 own, u32 number) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(number));
+    return there;
+}
+// All threads of the cluster's blocks have come here, and see what the others wrote before.
+__device__ __forceinline__ void meet_in_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Arrives at a barrier of another block, by `in_block`'s address, to say that reads of matrix units are over. It orders
+// nothing else: in the cluster's scope it would first wait for all stores of this thread, 0.3 µs.
+__device__ __forceinline__ void barrier_arrive_there(u32 address) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+}
+
 // This thread's stores to shared memory come before what matrix units and bulk copies do there after the next barrier.
 __device__ __forceinline__ void stores_before_products() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// The same for asynchronous copies of other threads, by a thread that has waited for them.
+__device__ __forceinline__ void copies_before_products() { stores_before_products(); }
+// Arrives once this thread's asynchronous copies so far are over.
+__device__ __forceinline__ void arrive_after_copies(Barrier &barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 
 // A barrier of some of the block's threads, whole warps; `number` from 1 to 15.
@@ -226,6 +270,15 @@ template <typename T, int N, int TRANSPOSED> struct WgmmaShared;
                          "wgmma.mma_async.sync.aligned.m64n32k16.f32." #type "." #type " "                      \
                          "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 0, 0;\n}" \
                          : HALYARD_D8(d, 0), HALYARD_D8(d, 8)                                                   \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                    \
+        }                                                                                                       \
+    };                                                                                                          \
+    template <> struct WgmmaShared<type, 256, 0> {                                                              \
+        static __device__ __forceinline__ void run(float (&d)[128], u64 a, u64 b, int accumulate) {             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                          \
+                         "wgmma.mma_async.sync.aligned.m64n256k16.f32." #type "." #type " " HALYARD_N256        \
+                         ", %128, %129, p, 1, 1, 0, 0;\n}"                                                      \
+                         : HALYARD_D32(d, 0), HALYARD_D32(d, 32), HALYARD_D32(d, 64), HALYARD_D32(d, 96)        \
                          : "l"(a), "l"(b), "r"(accumulate));                                                    \
         }                                                                                                       \
     };                                                                                                          \

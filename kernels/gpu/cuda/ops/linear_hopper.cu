@@ -61,20 +61,12 @@ constexpr u32 kPitch = ROWS + 8;
 constexpr u32 kTokens = 64, kTiles = TOKENS / kTokens;
 static_assert(TOKENS % kTokens == 0 && TOKENS * kPitch * 4 <= STAGES * kStage, "sums do not fit the ring");
 
-// All threads of the cluster's blocks have come here, and see what the others wrote before.
-__device__ __forceinline__ void meet_in_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 // Four floats at `own`, an address in this block's shared memory, of that of block `part` of the cluster.
 __device__ __forceinline__ float4 load_of_part(u32 own, u32 part) {
-    u32 there;
     float4 v;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(part));
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(there)
+                 : "r"(in_block(own, part))
                  : "memory");
     return v;
 }

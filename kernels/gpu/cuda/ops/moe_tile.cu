@@ -10,12 +10,10 @@
 // number). Launch: grid (features in 256, 128 with GATE; experts that may be chosen; any number, which share an
 // expert's tiles), 256 threads, dynamic shared memory 1024 + STAGES · (256 + TOKENS) · 128 bytes. Operands: `list` is
 // moe_list's (see expert_list.cuh); without it choice j of each token takes matrix j, and blockIdx.y is j. Biases
-// [experts, features] may be null. Choices of experts elsewhere become 0, with GATE they stay unwritten. With UNPACKED
-// the matrices are those of moe_unpack, of the list's entries from `first_entry` on: blockIdx.y is counted from there.
+// [experts, features] may be null. Choices of experts elsewhere become 0, with GATE they stay unwritten.
 // Needs: width a multiple of 8, x, matrices and out 16-byte aligned, strides of x and out multiples of 8.
 // check: -DACT=bf16 -DTOKENS=128 -DSTAGES=4 -DGATE=1
 // check: -DACT=bf16 -DTOKENS=128 -DSTAGES=4 -DGATE=0
-// check: -DACT=bf16 -DTOKENS=128 -DSTAGES=4 -DGATE=1 -DUNPACKED
 // check: -DACT=f16 -DTOKENS=64 -DSTAGES=5 -DGATE=2
 // check: -DACT=bf16 -DTOKENS=64 -DSTAGES=5 -DGATE=4 -DGATE_LIMIT=7e0f -DGATE_ALPHA=1.702e0f -DGATE_OFFSET=1e0f
 #include "activate.cuh"
@@ -26,11 +24,6 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-#if defined(UNPACKED)
-constexpr bool kUnpacked = true;
-#else
-constexpr bool kUnpacked = false;
-#endif
 constexpr u32 kRows = 256;
 constexpr u32 kOut = GATE ? kRows / 2 : kRows;
 constexpr u32 kDepth = 64;
@@ -51,7 +44,7 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     moe_tile(const ACT *x, u32 token_stride, u32 input_stride, const ACT *w, const ACT *w_up, const u32 *list, ACT *out,
              u32 out_token_stride, u32 out_choice_stride, const float *bias, const float *bias_up, u32 num_tokens,
-             u32 top_k, u32 num_experts, u32 num_groups, u32 width, u32 features, u32 first_entry) {
+             u32 top_k, u32 num_experts, u32 num_groups, u32 width, u32 features) {
     extern __shared__ uint4 shared[];
     u32 base = (shared_address(shared) + 1023) / 1024 * 1024, skipped = base - shared_address(shared);
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = threadIdx.x / 128;
@@ -61,9 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     let_next_start();
     Chosen chosen = {blockIdx.y, 0, num_tokens};
     if (list) {
-        u32 entry = first_entry + blockIdx.y;
-        if (entry >= chosen_experts(list)) return;
-        chosen = chosen_expert(list, entry);
+        if (blockIdx.y >= chosen_experts(list)) return;
+        chosen = chosen_expert(list, blockIdx.y);
     }
     const u32 *choices = choices_of(list, num_groups);
     auto choice_at = [&](u32 i) { return list ? choices[i] : i * top_k + chosen.expert; };
@@ -88,8 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     // This thread's unit of its first row of the matrix; where GATE, eight rows of gate and eight of up in turn.
     u32 own_feature = first_row + (GATE ? row / 16 * 8 + row % 8 : row);
-    u32 number = kUnpacked ? blockIdx.y : chosen.expert;
-    const ACT *matrix = (GATE && row / 8 % 2 ? w_up : w) + ((u64)number * features + own_feature) * width;
+    const ACT *matrix = (GATE && row / 8 % 2 ? w_up : w) + ((u64)chosen.expert * features + own_feature) * width;
     u32 own_place = row * 128 + (unit ^ row % 8) * 16;
     for (u32 begin = chosen.begin + blockIdx.z * TOKENS; begin < chosen.end; begin += gridDim.z * TOKENS) {
         u32 count = min(chosen.end - begin, (u32)TOKENS);

@@ -6,6 +6,7 @@ use halyard_kernels_gpu::{MOE_FEW, MOE_GROUPS_FEW, MOE_GROUPS_HOPPER, MOE_TILE};
 use halyard_platform_api::{DType, Error, Result, WeightFormat, ops};
 
 use super::expert_list::{Elsewhere, ExpertList};
+use super::many::{Many, Matrices};
 use super::support::MAX_EXPERTS;
 use super::unpacked::{self, Unpacked};
 use crate::driver::{DevicePtr, Facts, Function};
@@ -90,6 +91,14 @@ impl Rows {
         hopper_tokens(format).iter().filter_map(fitting).collect()
     }
 
+    /// Choices an expert from which [`Many`] pays.
+    fn many_from(self) -> u32 {
+        match self {
+            Rows::Plain => 120,
+            Rows::Records(format) => unpacked::pays_from(format),
+        }
+    }
+
     /// Choices an expert from which the larger tile pays.
     fn large_from(self) -> u32 {
         match self {
@@ -166,8 +175,6 @@ impl Tile {
 
 /// Those of moe_tile, the smaller first.
 const PLAIN_TILES: [Tile; 2] = [Tile::plain(64, 5), Tile::plain(128, 4)];
-/// That of unpacked records.
-const UNPACKED_TILE: Tile = PLAIN_TILES[1];
 /// Rows of a block of either.
 const TILE_ROWS: u32 = 256;
 const _: () = assert!(TILE_ROWS == HOPPER_ROWS);
@@ -209,8 +216,8 @@ enum Path {
     Few(usize),
     /// Of [`Products::tiles`].
     Tile(usize),
-    /// [`Products::unpacked`].
-    Unpacked,
+    /// [`Products::many`], over matrices as they are or [`Products::unpacked`].
+    Many,
 }
 
 /// Compiled.
@@ -218,6 +225,7 @@ pub(super) struct Products {
     rows: Rows,
     few: Vec<(Few, Function)>,
     tiles: Vec<(Tile, Function)>,
+    many: Option<Many>,
     unpacked: Option<Unpacked>,
     is_gated: bool,
 }
@@ -282,21 +290,21 @@ impl Products {
                 let numbers: Vec<(&str, u32)> = numbers.collect();
                 Ok((shape, function(tile, &numbers, shape.shared)?))
             });
+        let is_many = ExpertList::choices_each(op, op.max_tokens) >= rows.many_from();
+        let many = match rows {
+            Rows::Records(_) if !by_list => None,
+            _ if is_many => Many::prepare(cx, &defines)?,
+            _ => None,
+        };
         let unpacked = match rows {
-            Rows::Records(_) if by_list && fits(&UNPACKED_TILE) && unpacked::pays(op) => {
-                let Tile {
-                    tokens, stages, shared, ..
-                } = UNPACKED_TILE;
-                let numbers = [("TOKENS", tokens), ("STAGES", stages), ("UNPACKED", 1)];
-                let tile = function((MOE_TILE, "moe_tile"), &numbers, shared)?;
-                Some(Unpacked::prepare(cx, op, act, gate.is_some(), tile)?)
-            }
+            Rows::Records(_) if many.is_some() => Some(Unpacked::prepare(cx, op, act, gate.is_some())?),
             _ => None,
         };
         Ok(Some(Products {
             rows,
             few: few.collect::<Result<_>>()?,
             tiles: tiles.collect::<Result<_>>()?,
+            many,
             unpacked,
             is_gated: gate.is_some(),
         }))
@@ -329,9 +337,8 @@ impl Products {
             return few(Path::Direct);
         }
         let each = ExpertList::choices_each(op, tokens);
-        let is_unpacked = |unpacked: &Unpacked| whole && unpacked.pays(each);
-        if self.unpacked.as_ref().is_some_and(is_unpacked) {
-            return Some(Path::Unpacked);
+        if self.many.is_some() && whole && each >= self.rows.many_from() {
+            return Some(Path::Many);
         }
         if let Some(index) = self.few.iter().position(|(shape, _)| each <= shape.most) {
             return few(Path::Few(index));
@@ -391,24 +398,6 @@ impl Products {
             true => (Arg::Ptr(0), op.num_experts),
             false => (Arg::Scratch(0), ExpertList::most_chosen(op, call.elsewhere, choices)),
         };
-        // Tiles over so many entries of the list; of plain matrices from entry `first` on.
-        let tile = |encoding: &mut Encoding,
-                    (shape, function): (Tile, Function),
-                    weights: [Arg; 2],
-                    first: Option<u32>,
-                    count| {
-            let mut args = gathered.to_vec();
-            args.extend(weights);
-            args.push(list);
-            args.extend(results);
-            args.extend(sizes);
-            args.extend(first.map(Arg::U32));
-            // Twice the share of an even spread: a popular expert is several blocks' work.
-            let shares = (2 * choices).div_ceil(op.all_experts() * shape.tokens);
-            let rows = TILE_ROWS >> u32::from(self.is_gated);
-            let grid = [op.out_features.div_ceil(rows), count, shares.clamp(1, MAX_SHARES)];
-            encoding.launch(function, grid, shape.threads, shape.shared, &args);
-        };
         match path {
             Path::Direct | Path::Few(_) => {
                 let (index, list, blocks) = match path {
@@ -427,20 +416,31 @@ impl Products {
                 encoding.launch(function, grid, 32 * shape.warps, shape.shared_bytes(), &args);
             }
             Path::Tile(index) => {
-                let first = (self.rows == Rows::Plain).then_some(0);
-                tile(encoding, self.tiles[index], weights, first, chosen);
+                let (shape, function) = self.tiles[index];
+                let mut args = gathered.to_vec();
+                args.extend(weights);
+                args.push(list);
+                args.extend(results);
+                args.extend(sizes);
+                // Twice the share of an even spread: a popular expert is several blocks' work.
+                let shares = (2 * choices).div_ceil(op.all_experts() * shape.tokens);
+                let rows = TILE_ROWS >> u32::from(self.is_gated);
+                let grid = [op.out_features.div_ceil(rows), chosen, shares.clamp(1, MAX_SHARES)];
+                encoding.launch(function, grid, shape.threads, shape.shared, &args);
             }
-            Path::Unpacked => {
-                let Some(unpacked) = &self.unpacked else { return };
-                unpacked.encode(
-                    encoding,
-                    op,
-                    weights,
-                    chosen,
-                    |encoding, function, weights, first, count| {
-                        tile(encoding, (UNPACKED_TILE, function), weights, Some(first), count);
-                    },
-                );
+            Path::Many => {
+                let Some(many) = self.many else { return };
+                let multiply = |encoding: &mut Encoding, matrices: Matrices| {
+                    let mut args = gathered.to_vec();
+                    args.push(list);
+                    args.extend(results);
+                    args.extend(sizes);
+                    many.encode(encoding, op, choices, self.is_gated, &matrices, &args);
+                };
+                match &self.unpacked {
+                    Some(unpacked) => unpacked.encode(encoding, op, weights, chosen, multiply),
+                    None => multiply(encoding, Matrices::of_all([call.weight, call.weight_up], chosen)),
+                }
             }
         }
     }
@@ -474,6 +474,9 @@ mod tests {
             rows,
             few: rows.few().into_iter().zip(numbered.clone()).collect(),
             tiles: tiles.into_iter().zip(numbered.skip(3)).collect(),
+            many: is_hopper
+                .then(|| Many::of(Function(21), 132))
+                .filter(|_| rows == Rows::Plain),
             unpacked: None,
             is_gated: true,
         }
@@ -514,6 +517,8 @@ mod tests {
         assert_eq!(path(21, true), Some(Path::Few(1)));
         assert_eq!(path(49, true), Some(Path::Tile(0)));
         assert_eq!(path(192, true), Some(Path::Tile(1)));
+        assert_eq!(path(476, true), Some(Path::Tile(1)));
+        assert_eq!(path(477, true), Some(Path::Many));
         assert_eq!(path(128, false), Some(Path::Few(2)));
         assert_eq!(path(129, false), None, "the grouped kernel");
     }
@@ -605,13 +610,14 @@ mod tests {
             ..op()
         };
         let mut products = products_over(Rows::Records(op.weight), true);
-        products.unpacked = Some(Unpacked::of(&op, true, Function(20), Function(21)));
+        products.many = Some(Many::of(Function(21), 132));
+        products.unpacked = Some(Unpacked::of(&op, true, Function(20)));
         let called = |tokens, width| Call {
             out: view([tokens, 2, 16_384]),
             ..call(tokens, width)
         };
-        assert_eq!(products.path(&op, &called(380, 4096)), Some(Path::Tile(0)));
-        assert_eq!(products.path(&op, &called(381, 4096)), Some(Path::Unpacked));
+        assert_eq!(products.path(&op, &called(188, 4096)), Some(Path::Tile(0)));
+        assert_eq!(products.path(&op, &called(189, 4096)), Some(Path::Many));
         assert_eq!(products.path(&op, &called(600, 4100)), None, "odd rows");
         let mut encoding = Encoding::default();
         products.encode(&mut encoding, &op, &called(600, 4096));
@@ -624,8 +630,8 @@ mod tests {
             })
             .collect();
         // Two experts' gates and ups take 512 MiB.
-        let [unpack, tile] = [(Function(20), [8192, 2, 2]), (Function(21), [128, 2, 3])];
-        assert_eq!(launches, [unpack, tile, unpack, tile, unpack, tile, unpack, tile]);
+        let [unpack, many] = [(Function(20), [8192, 2, 2]), (Function(21), [132, 1, 1])];
+        assert_eq!(launches, [unpack, many, unpack, many, unpack, many, unpack, many]);
         let end = ExpertList::bytes(&op).next_multiple_of(256) + (512 << 20);
         assert_eq!(products.scratch_bytes(&op), end);
     }
@@ -643,7 +649,8 @@ mod tests {
         assert_eq!(launched(&op(), &call(1, 64)), (Function(1), [9, 2, 1]));
         assert_eq!(launched(&op(), &call(3, 64)), (Function(1), [9, 6, 1]));
         assert_eq!(launched(&op(), &call(30, 64)), (Function(2), [9, 8, 1]));
-        assert_eq!(launched(&op(), &call(1000, 64)), (Function(5), [1, 8, 4]));
+        assert_eq!(launched(&op(), &call(400, 64)), (Function(5), [1, 8, 2]));
+        assert_eq!(launched(&op(), &call(1000, 64)), (Function(21), [30, 1, 1]));
         let rank = ops::MoeLinear {
             total_experts: 24,
             ..op()

@@ -5,6 +5,7 @@ use halyard_kernels_gpu::MOE_UNPACK;
 use halyard_platform_api::{Result, WeightFormat, ops};
 
 use super::expert_list::ExpertList;
+use super::many::Matrices;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
@@ -20,12 +21,13 @@ const ALIGNMENT: u64 = 256;
 
 /// Choices an expert from which this is faster than tiles over records: measured on an H200
 /// (docs/notes/2026-11-30-gguf-on-h200.md).
-fn pays_from(format: WeightFormat) -> u32 {
+pub(super) fn pays_from(format: WeightFormat) -> u32 {
     match hopper_tokens(format) {
         // There are no such tiles.
         [] => 33,
-        [32] if has_minima(format) => 96,
-        [32] => 192,
+        [32] if has_minima(format) => 48,
+        [32] => 96,
+        _ if has_minima(format) => 96,
         _ => 256,
     }
 }
@@ -63,49 +65,25 @@ impl Layout {
 /// Compiled.
 pub(super) struct Unpacked {
     unpack: Function,
-    tile: Function,
     layout: Layout,
-    from: u32,
-}
-
-/// Whether calls of the op have choices enough somewhere.
-pub(super) fn pays(op: &ops::MoeLinear) -> bool {
-    ExpertList::choices_each(op, op.max_tokens) >= pays_from(op.weight)
 }
 
 impl Unpacked {
-    /// Compiles it. `gated`: gate and up are joined. `tile`: moe_tile with UNPACKED.
+    /// Compiles it. `gated`: gate and up are joined.
     ///
     /// # Errors
     /// Errors of the compiler.
-    pub(super) fn prepare(
-        cx: &Preparation<'_>,
-        op: &ops::MoeLinear,
-        act: &str,
-        gated: bool,
-        tile: Function,
-    ) -> Result<Unpacked> {
+    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::MoeLinear, act: &str, gated: bool) -> Result<Unpacked> {
         let defines = [("FORMAT", code(op.weight)), ("ACT", act)];
-        Ok(Unpacked::of(
-            op,
-            gated,
-            cx.function(MOE_UNPACK, &defines, "moe_unpack", 0)?,
-            tile,
-        ))
+        let unpack = cx.function(MOE_UNPACK, &defines, "moe_unpack", 0)?;
+        Ok(Unpacked::of(op, gated, unpack))
     }
 
-    pub(super) fn of(op: &ops::MoeLinear, gated: bool, unpack: Function, tile: Function) -> Unpacked {
+    pub(super) fn of(op: &ops::MoeLinear, gated: bool, unpack: Function) -> Unpacked {
         Unpacked {
             unpack,
-            tile,
             layout: Layout::of(op, 1 + u32::from(gated)),
-            from: pays_from(op.weight),
         }
-    }
-
-    /// Whether it does better than tiles for so many choices an expert.
-    pub(super) fn pays(&self, choices_each: u32) -> bool {
-        choices_each >= self.from
     }
 
     /// Scratch, the list of choices included.
@@ -114,14 +92,14 @@ impl Unpacked {
     }
 
     /// Appends the launches over up to `chosen` entries of the list: for each part of them `multiply` appends a
-    /// product's, by the tile's function, where the matrices are, the first entry and the number of them.
+    /// product's.
     pub(super) fn encode(
         &self,
         encoding: &mut Encoding,
         op: &ops::MoeLinear,
         [weight, weight_up]: [Arg; 2],
         chosen: u32,
-        mut multiply: impl FnMut(&mut Encoding, Function, [Arg; 2], u32, u32),
+        mut multiply: impl FnMut(&mut Encoding, Matrices),
     ) {
         let Layout {
             at,
@@ -146,7 +124,7 @@ impl Unpacked {
             let grid = [parts.div_ceil(THREADS) as u32, count, kinds];
             encoding.launch(self.unpack, grid, THREADS as u32, 0, &args);
             let up = at + u64::from(kinds - 1) * u64::from(count) * matrix_bytes;
-            multiply(encoding, self.tile, [Arg::Scratch(at), Arg::Scratch(up)], first, count);
+            multiply(encoding, Matrices::of_entries([at, up], first, count));
             first += count;
         }
     }
