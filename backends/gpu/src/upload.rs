@@ -13,8 +13,9 @@ use crate::run::{Scratch, run_commands};
 
 /// Bytes of a chunk: large enough that the cost of starting a copy does not count.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// Bytes that one thread copies; below twice that, threads cost more than they bring.
-const BYTES_PER_THREAD: usize = 4 << 20;
+/// Bytes that one thread copies; below twice that, threads cost more than they bring. An expert's matrix has a few
+/// million.
+const BYTES_PER_THREAD: usize = 512 << 10;
 /// Most copying threads: a few saturate the memory bus.
 const MAX_THREADS: usize = 8;
 
