@@ -8,6 +8,7 @@ mod heads;
 mod lora;
 mod many;
 mod products;
+mod shapes;
 mod support;
 mod unpacked;
 
@@ -19,7 +20,8 @@ use self::expert_list::{Elsewhere, ExpertList};
 pub(crate) use self::fused_experts::{build as build_experts, matches as matches_experts};
 use self::grouped::Grouped;
 use self::lora::{Expand, Shrink};
-use self::products::{Call, Products, Rows};
+use self::products::{Call, Products};
+use self::shapes::Rows;
 use self::support::{
     Entry, MAX_EXPERTS, MAX_GRID_Y, THREADS, WARP_FEATURES, check_extents, check_inner, float, optional_vector,
     wrong_count,

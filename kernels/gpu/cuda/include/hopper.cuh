@@ -97,7 +97,7 @@ __device__ __forceinline__ void meet_in_cluster() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // Arrives at a barrier of another block, by `in_block`'s address, to say that reads of matrix units are over. It orders
-// nothing else: in the cluster's scope it would first wait for all stores of this thread, 0.3 µs.
+// what this block sees and no more: in the cluster's scope it would first wait for all stores of this thread.
 __device__ __forceinline__ void barrier_arrive_there(u32 address) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }

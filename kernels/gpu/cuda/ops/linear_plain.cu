@@ -117,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(256)
     wait_for_previous();
     u32 row = blockIdx.x * 256 + threadIdx.x, first = blockIdx.y * 8, count = min(tokens - first, 8u);
     if (row >= n) return;
-    float add = bias ? bias[row] : 0.f, sums[8], rest[8];
+    // −0 changes no value, not even its own.
+    float add = bias ? bias[row] : -0.f, sums[8], rest[8];
     // All loads before the first store, which the compiler has to keep behind them: out may be residual.
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {

@@ -134,7 +134,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
                 arrive_after_copies(between.full[piece % STAGES]);
                 break;
             }
-            // Few choices are shared out evenly.
+            // Few choices go to the blocks in 64s.
             u32 begin = now.begin + at / blocks * 2 * kTokens, first_row = at % blocks * kOut;
             u32 left = min(now.end - begin, 2 * kTokens), each = left > kTokens ? kTokens : kTokens / 2;
             u32 own = rank == 0 ? min(left, each) : left > each ? left - each : 0;

@@ -1,4 +1,4 @@
-// Matrices of chosen experts from records to plain values, for moe_tile with UNPACKED: those of some entries of
+// Matrices of chosen experts from records to plain values, for moe_many (`in_order`): those of some entries of
 // moe_list's list, one behind the other.
 //
 // Definitions: FORMAT (see quantized.cuh), ACT (bf16, f16: out).

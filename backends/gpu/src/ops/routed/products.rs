@@ -3,183 +3,18 @@
 //! which lie as records (`quantized.cuh`).
 
 use halyard_kernels_gpu::{MOE_FEW, MOE_GROUPS_FEW, MOE_GROUPS_HOPPER, MOE_TILE};
-use halyard_platform_api::{DType, Error, Result, WeightFormat, ops};
+use halyard_platform_api::{Error, Result, ops};
 
 use super::expert_list::{Elsewhere, ExpertList};
 use super::many::{Many, Matrices};
-use super::support::MAX_EXPERTS;
-use super::unpacked::{self, Unpacked};
-use crate::driver::{DevicePtr, Facts, Function};
+use super::shapes::{Few, MAX_SHARES, MOST_FEW, Rows, TILE_ROWS, Tile};
+use super::unpacked::Unpacked;
+use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 use crate::ops::formats::code;
-use crate::ops::linear::{
-    HOPPER_ROWS, HOPPER_THREADS, RECORD_ROWS, has_bytes, has_operands, hopper_ring_bytes, hopper_tokens, run_values,
-};
 use crate::ops::names::{Gate, borrowed, float_name};
 use crate::view::View;
-
-/// How the experts' matrices lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rows {
-    /// Row after row, in the activations' type.
-    Plain,
-    /// As records of this format.
-    Records(WeightFormat),
-}
-
-impl Rows {
-    /// How matrix units take the op's; `None`: they do not.
-    pub(super) fn of(op: &ops::MoeLinear, facts: &Facts) -> Option<Rows> {
-        let rows = match (op.dtype, op.weight) {
-            (DType::BF16, WeightFormat::BF16) | (DType::F16, WeightFormat::F16) => Rows::Plain,
-            (DType::BF16 | DType::F16, format) if has_operands(format) => Rows::Records(format),
-            _ => return None,
-        };
-        let whole = match rows {
-            Rows::Plain => op.in_features.is_multiple_of(8),
-            // No record has rows of two experts, and what packs them takes 32 values at a time.
-            Rows::Records(_) => {
-                u64::from(op.out_features).is_multiple_of(RECORD_ROWS) && op.in_features.is_multiple_of(32)
-            }
-        };
-        (facts.matrix_units && whole && op.num_experts <= MAX_EXPERTS).then_some(rows)
-    }
-
-    /// By choices an expert: more of them share the rows that were read.
-    fn few(self) -> [Few; 3] {
-        match self {
-            Rows::Plain => [
-                Few::new(1, 1, 2, 3, 5),
-                Few::new(2, 1, 4, 4, 12),
-                Few::new(4, 2, 4, 2, 0),
-            ],
-            Rows::Records(format) if has_bytes(format) => [
-                Few::new(1, 2, 2, 1, 4),
-                Few::new(2, 2, 4, 1, 5),
-                Few::new(4, 1, 4, 1, 0),
-            ],
-            // Of short runs twice the rows would take 244 registers a thread.
-            Rows::Records(format) if run_values(format) < 64 => [
-                Few::new(1, 2, 4, 1, 5),
-                Few::new(2, 2, 2, 1, 12),
-                Few::new(4, 1, 4, 1, 0),
-            ],
-            Rows::Records(_) => [
-                Few::new(1, 4, 4, 1, 5),
-                Few::new(2, 2, 2, 1, 12),
-                Few::new(4, 1, 4, 1, 0),
-            ],
-        }
-    }
-
-    /// Tiles for Hopper's matrix units in so much shared memory, the smaller first; empty where those do not take the
-    /// rows.
-    fn tiles(self, max_shared_bytes: u32) -> Vec<Tile> {
-        let format = match self {
-            Rows::Plain => return PLAIN_TILES.to_vec(),
-            Rows::Records(format) => format,
-        };
-        let fitting = |&tokens: &u32| {
-            // Groups of a piece of the ring, and pieces; the better first.
-            let rings = [(2, 4), (2, 3), (1, 5), (1, 4), (1, 3)];
-            let mut tiles = rings
-                .into_iter()
-                .map(|(groups, stages)| Tile::records(format, tokens, groups, stages));
-            tiles.find(|tile| tile.shared <= max_shared_bytes)
-        };
-        hopper_tokens(format).iter().filter_map(fitting).collect()
-    }
-
-    /// Choices an expert from which [`Many`] pays.
-    fn many_from(self) -> u32 {
-        match self {
-            Rows::Plain => 120,
-            Rows::Records(format) => unpacked::pays_from(format),
-        }
-    }
-
-    /// Choices an expert from which the larger tile pays.
-    fn large_from(self) -> u32 {
-        match self {
-            Rows::Plain => 48,
-            Rows::Records(_) => 28,
-        }
-    }
-}
-
-/// How a block of moe_few or moe_groups_few is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Few {
-    /// Choices of a pass, in eights.
-    tiles: u32,
-    /// Rows, in sixteens.
-    row_tiles: u32,
-    warps: u32,
-    /// Chunks, or groups, in flight a warp.
-    depth: u32,
-    /// It pays up to so many choices an expert, where there are tiles.
-    most: u32,
-}
-
-/// Choices an expert up to which the last of them pays without tiles.
-const MOST_FEW: u32 = 32;
-
-impl Few {
-    const fn new(tiles: u32, row_tiles: u32, warps: u32, depth: u32, most: u32) -> Few {
-        Few {
-            tiles,
-            row_tiles,
-            warps,
-            depth,
-            most,
-        }
-    }
-
-    fn shared_bytes(self) -> u32 {
-        4 * self.warps * 8 * self.tiles * (16 * self.row_tiles + 4)
-    }
-}
-
-/// A block of moe_tile or moe_groups_hopper: its tokens, groups of a piece of its ring, and pieces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tile {
-    tokens: u32,
-    groups: u32,
-    stages: u32,
-    threads: u32,
-    shared: u32,
-}
-
-impl Tile {
-    const fn plain(tokens: u32, stages: u32) -> Tile {
-        Tile {
-            tokens,
-            groups: 0,
-            stages,
-            threads: 256,
-            shared: 1024 + stages * (TILE_ROWS + tokens) * 128,
-        }
-    }
-
-    fn records(format: WeightFormat, tokens: u32, groups: u32, stages: u32) -> Tile {
-        Tile {
-            tokens,
-            groups,
-            stages,
-            threads: HOPPER_THREADS,
-            shared: hopper_ring_bytes(format, tokens, groups, stages) + 8 * tokens,
-        }
-    }
-}
-
-/// Those of moe_tile, the smaller first.
-const PLAIN_TILES: [Tile; 2] = [Tile::plain(64, 5), Tile::plain(128, 4)];
-/// Rows of a block of either.
-const TILE_ROWS: u32 = 256;
-const _: () = assert!(TILE_ROWS == HOPPER_ROWS);
-/// Most blocks that share an expert's choices.
-const MAX_SHARES: u32 = 8;
 
 /// The operands of a product; `weight_up` and `bias_up` are 0 without a gate, biases where there are none. Without
 /// `experts` choice j of each token takes matrix j. `elsewhere` is what the list was made with.
@@ -262,8 +97,6 @@ impl Products {
                 .iter()
                 .zip(&texts)
                 .map(|((define, _), text)| (*define, text.as_str()));
-            // The tile over plain values is one for all formats.
-            let format = format.filter(|_| name != "moe_tile");
             let all: Vec<(&str, &str)> = defines.iter().copied().chain(format).chain(named).collect();
             cx.function(source, &all, name, shared)
         };
@@ -448,8 +281,12 @@ impl Products {
 
 #[cfg(test)]
 mod tests {
+    use halyard_platform_api::{DType, WeightFormat};
+
     use super::*;
-    use crate::ops::linear::has_minima;
+    use crate::driver::Facts;
+    use crate::encoding::BoxesOf;
+    use crate::ops::linear::{has_minima, has_operands, run_values};
     use crate::ops::tests::facts;
 
     fn op() -> ops::MoeLinear {
@@ -484,6 +321,14 @@ mod tests {
 
     fn products(is_hopper: bool) -> Products {
         products_over(Rows::Plain, is_hopper)
+    }
+
+    fn boxes(encoding: &Encoding) -> Vec<BoxesOf> {
+        let boxes = encoding.args.iter().filter_map(|arg| match arg {
+            Arg::Boxes(of) => Some(*of),
+            _ => None,
+        });
+        boxes.collect()
     }
 
     fn view(shape: [u32; 3]) -> View {
@@ -632,8 +477,24 @@ mod tests {
         // Two experts' gates and ups take 512 MiB.
         let [unpack, many] = [(Function(20), [8192, 2, 2]), (Function(21), [132, 1, 1])];
         assert_eq!(launches, [unpack, many, unpack, many, unpack, many, unpack, many]);
-        let end = ExpertList::bytes(&op).next_multiple_of(256) + (512 << 20);
-        assert_eq!(products.scratch_bytes(&op), end);
+        let begin = ExpertList::bytes(&op).next_multiple_of(256);
+        assert_eq!(products.scratch_bytes(&op), begin + (512 << 20));
+        let gates = BoxesOf {
+            at: begin,
+            in_scratch: true,
+            rows: 2 * 16_384,
+            width: 4096,
+        };
+        let ups = BoxesOf {
+            at: begin + (256 << 20),
+            ..gates
+        };
+        assert_eq!(boxes(&encoding), [gates, ups].repeat(4));
+        let last = &encoding.args[encoding.args.len() - 3..];
+        assert!(
+            matches!(last, [Arg::U32(6), Arg::U32(2), Arg::U32(1)]),
+            "from entry 6 on two, in order: {last:?}"
+        );
     }
 
     #[test]
@@ -651,6 +512,16 @@ mod tests {
         assert_eq!(launched(&op(), &call(30, 64)), (Function(2), [9, 8, 1]));
         assert_eq!(launched(&op(), &call(400, 64)), (Function(5), [1, 8, 2]));
         assert_eq!(launched(&op(), &call(1000, 64)), (Function(21), [30, 1, 1]));
+        let mut encoding = Encoding::default();
+        products(true).encode(&mut encoding, &op(), &call(1000, 64));
+        let gate = BoxesOf {
+            at: 1 << 13,
+            in_scratch: false,
+            rows: 8 * 72,
+            width: 64,
+        };
+        let up = BoxesOf { at: 1 << 14, ..gate };
+        assert_eq!(boxes(&encoding), [gate, up]);
         let rank = ops::MoeLinear {
             total_experts: 24,
             ..op()

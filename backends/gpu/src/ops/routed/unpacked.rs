@@ -20,13 +20,13 @@ const THREADS: u64 = 256;
 const ALIGNMENT: u64 = 256;
 
 /// Choices an expert from which this is faster than tiles over records: measured on an H200
-/// (docs/notes/2026-11-30-gguf-on-h200.md).
+/// (docs/notes/2026-11-30-experts-of-prompts.md; 33, 192 and 256 before moe_many, in 2026-11-30-gguf-on-h200.md).
 pub(super) fn pays_from(format: WeightFormat) -> u32 {
     match hopper_tokens(format) {
         // There are no such tiles.
         [] => 33,
         [32] if has_minima(format) => 48,
-        [32] => 96,
+        [32] => 192,
         _ if has_minima(format) => 96,
         _ => 256,
     }
