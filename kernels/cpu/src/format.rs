@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use crate::e4m3::e4m3_to_f32;
 
 /// Formats.
-pub(crate) const NUM_FORMATS: usize = 26;
+pub(crate) const NUM_FORMATS: usize = 27;
 
 /// How the elements of a weight row are stored in a file ("canonical" bytes).
 ///
@@ -66,6 +66,8 @@ pub enum WeightFormat {
     Int3Scaled,
     /// Blocks of 256; codes of 3 bits, numbers within ±63, no min.
     Table3Scaled,
+    /// The same, numbers from −16 to 15: more of their products add up in 16 bits.
+    Table3Small,
     /// Blocks of 256; codes of 4 bits, scale the same for each 32 elements, no min.
     Table4Scaled,
     /// Blocks of 32; codes of 4 bits, d of 16 bits, scale 1, no min.
@@ -107,6 +109,7 @@ impl WeightFormat {
         WeightFormat::Int2,
         WeightFormat::Int3Scaled,
         WeightFormat::Table3Scaled,
+        WeightFormat::Table3Small,
         WeightFormat::Table4Scaled,
         WeightFormat::Table4,
         WeightFormat::U4G16,
@@ -133,7 +136,7 @@ impl WeightFormat {
     pub const fn has_table(self) -> bool {
         matches!(
             self,
-            WeightFormat::Table3Scaled | WeightFormat::Table4Scaled | WeightFormat::Table4
+            WeightFormat::Table3Scaled | WeightFormat::Table3Small | WeightFormat::Table4Scaled | WeightFormat::Table4
         )
     }
 
@@ -146,7 +149,7 @@ impl WeightFormat {
             WeightFormat::Q4K | WeightFormat::Q6K => 256,
             WeightFormat::Int5Scaled | WeightFormat::Int2Scaled => 256,
             WeightFormat::Int2 | WeightFormat::Int3Scaled => 256,
-            WeightFormat::Table3Scaled | WeightFormat::Table4Scaled => 256,
+            WeightFormat::Table3Scaled | WeightFormat::Table3Small | WeightFormat::Table4Scaled => 256,
             WeightFormat::U4G16 | WeightFormat::I8G16 => 16,
             WeightFormat::U4G32 | WeightFormat::I8G32 | WeightFormat::F8G32 => 32,
             WeightFormat::U4G128 | WeightFormat::I8G128 | WeightFormat::F8G128 => 128,

@@ -53,7 +53,7 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
         WeightFormat::Int2Scaled => (128, 64 + 8 * 32),
         WeightFormat::Int2 => (128, 32),
         WeightFormat::Int3Scaled => (128 + 64, 32 + 8 * 32),
-        WeightFormat::Table3Scaled => (128 + 64, 64 + 8 * 32),
+        WeightFormat::Table3Scaled | WeightFormat::Table3Small => (128 + 64, 64 + 8 * 32),
         WeightFormat::Table4Scaled => (256, 64 + 8 * 16),
         WeightFormat::Table4 => (32 + 256, 0),
         WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => (256, 256 / format.group() * 128),

@@ -9,7 +9,7 @@
 //! - `Int2` per 256: d f16\[r\]; then per block: pairs.
 //! - `Int3Scaled` per 256: d f16\[r\], for each block scales i8\[2\]\[r\]; then per block: pairs and third bits.
 //! - `Table3Scaled` first the panel's numbers u8\[16\], 64 more than they are; per 256: d f32\[r\], for each block
-//!   scales i8\[2\]\[r\]; then per block: pairs and third bits.
+//!   scales i8\[2\]\[r\]; then per block: pairs and third bits. `Table3Small` the same, 16 more than they are.
 //! - `Table4Scaled` first the panel's numbers, 128 more than they are; per 256: d f32\[r\], for each block scale
 //!   i8\[r\]; then per block: nibbles.
 //! - `Table4` the numbers as in `Table4Scaled`; per block: d f16\[r\], nibbles.
@@ -35,6 +35,7 @@ pub(crate) struct Layout {
 pub(crate) const fn offset_of_numbers(format: WeightFormat) -> u8 {
     match format {
         WeightFormat::Table3Scaled => 64,
+        WeightFormat::Table3Small => 16,
         _ => 128,
     }
 }
@@ -100,7 +101,7 @@ fn pack_scaled(format: WeightFormat, layout: Layout, block: &CodedBlock<'_>, out
                 put_pairs(q, out, r);
             }
             WeightFormat::Int2 => put_pairs(q, out, r),
-            WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => {
+            WeightFormat::Int3Scaled | WeightFormat::Table3Scaled | WeightFormat::Table3Small => {
                 for half in 0..2 {
                     scales[32 * j + ROWS * half + r] = scale[half];
                 }

@@ -12,6 +12,7 @@ pub(crate) struct Int2Scaled;
 pub(crate) struct Int2;
 pub(crate) struct Int3Scaled;
 pub(crate) struct Table3Scaled;
+pub(crate) struct Table3Small;
 pub(crate) struct Table4Scaled;
 pub(crate) struct Table4;
 quant_panel!(
@@ -21,6 +22,7 @@ quant_panel!(
     Int2,
     Int3Scaled,
     Table3Scaled,
+    Table3Small,
     Table4Scaled,
     Table4
 );
@@ -247,6 +249,29 @@ impl QuantFormat for Table3Scaled {
     const QUANTS: Quants = Quants {
         max: 127,
         zero_log2: Some(6),
+    };
+    const SPLIT: bool = true;
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
+        // SAFETY: the head holds 16 floats, then 2 · 16 scales for each of 8 blocks.
+        unsafe {
+            let head = panel.add(head_offset(Self::FORMAT, b));
+            let zero = f32::from(offset_of_numbers(Self::FORMAT));
+            halves::<S>(S::load(head.cast()), head.add(64 + 32 * (b % 8)), zero)
+        }
+    }
+    #[inline(always)]
+    unsafe fn quads<S: Simd>(panel: *const u8, b: usize, v: usize) -> [S::I; 2] {
+        // SAFETY: a block is 128 bytes of pairs and 64 of third bits.
+        unsafe { numbers::<S>(panel, third_quads::<S>(panel.add(offset(Self::FORMAT, b)), v)) }
+    }
+}
+
+impl QuantFormat for Table3Small {
+    const FORMAT: WeightFormat = WeightFormat::Table3Small;
+    const QUANTS: Quants = Quants {
+        max: 31,
+        zero_log2: Some(4),
     };
     const SPLIT: bool = true;
     #[inline(always)]

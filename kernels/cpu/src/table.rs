@@ -146,6 +146,9 @@ macro_rules! float_kernels {
                 linear_f32::few::<S, panel_coded::Table3Scaled> => fn few_table3_scaled(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel_coded::Table3Scaled> =>
                     fn decode_table3_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Table3Small> => fn few_table3_small(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Table3Small> =>
+                    fn decode_table3_small(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
                 linear_f32::few::<S, panel_coded::Table4Scaled> => fn few_table4_scaled(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel_coded::Table4Scaled> =>
                     fn decode_table4_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
@@ -205,6 +208,7 @@ macro_rules! int8_kernels {
                 $($kernel)::+::<S, panel_coded::Int2 $(, $tiles)?> => fn int2(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Int3Scaled $(, $tiles)?> => fn int3_scaled(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Table3Scaled $(, $tiles)?> => fn table3_scaled(job: &mut Linear<'_>);
+                $($kernel)::+::<S, panel_coded::Table3Small $(, $tiles)?> => fn table3_small(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Table4Scaled $(, $tiles)?> => fn table4_scaled(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel_coded::Table4 $(, $tiles)?> => fn table4(job: &mut Linear<'_>);
                 $($kernel)::+::<S, panel::U4<16> $(, $tiles)?> => fn u4g16(job: &mut Linear<'_>);
@@ -343,6 +347,7 @@ macro_rules! table {
                 $float::few_int2,
                 $float::few_int3_scaled,
                 $float::few_table3_scaled,
+                $float::few_table3_small,
                 $float::few_table4_scaled,
                 $float::few_table4,
                 $float::few_u4g16,
@@ -371,6 +376,7 @@ macro_rules! table {
                 $float::decode_int2,
                 $float::decode_int3_scaled,
                 $float::decode_table3_scaled,
+                $float::decode_table3_small,
                 $float::decode_table4_scaled,
                 $float::decode_table4,
                 $float::decode_u4g16,
@@ -397,6 +403,7 @@ macro_rules! table {
                 $int8::int2,
                 $int8::int3_scaled,
                 $int8::table3_scaled,
+                $int8::table3_small,
                 $int8::table4_scaled,
                 $int8::table4,
                 $int8::u4g16,
@@ -419,6 +426,7 @@ macro_rules! table {
                 $int8_tiles::int2,
                 $int8_tiles::int3_scaled,
                 $int8_tiles::table3_scaled,
+                $int8_tiles::table3_small,
                 $int8_tiles::table4_scaled,
                 $int8_tiles::table4,
                 $int8_tiles::u4g16,

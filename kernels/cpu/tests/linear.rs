@@ -373,7 +373,7 @@ fn integer_products_of_coded_rows_do_not_saturate_at_the_extremes() {
                 WeightFormat::Int5Scaled => (63, 63, 31),
                 WeightFormat::Int2Scaled => (15, 15, 3),
                 WeightFormat::Int2 => (1, 0, 3),
-                WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => (0x80, 0, 7),
+                WeightFormat::Int3Scaled | WeightFormat::Table3Scaled | WeightFormat::Table3Small => (0x80, 0, 7),
                 WeightFormat::Table4Scaled => (0x80, 0, 15),
                 _ => (1, 0, 15),
             };
@@ -507,7 +507,7 @@ fn packed_weights_are_no_larger_than_the_files_by_more_than_three_percent() {
             WeightFormat::Int5Scaled => 64 * 1024 / 256 * 176,
             WeightFormat::Int2Scaled => 64 * 1024 / 256 * 84,
             WeightFormat::Int2 => 64 * 1024 / 256 * 66,
-            WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => 64 * 1024 / 256 * 114,
+            WeightFormat::Int3Scaled | WeightFormat::Table3Scaled | WeightFormat::Table3Small => 64 * 1024 / 256 * 114,
             WeightFormat::Table4Scaled => 64 * 1024 / 256 * 138,
             WeightFormat::Table4 => 64 * 1024 / 32 * 18,
             _ => 64 * format.row_bytes(1024).unwrap(),

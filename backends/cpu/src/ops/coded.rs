@@ -13,10 +13,9 @@ pub(super) fn kernel_format(format: WeightFormat) -> Option<kernels::WeightForma
         WeightFormat::Q2K => kernels::WeightFormat::Int2Scaled,
         WeightFormat::TQ1_0 | WeightFormat::TQ2_0 => kernels::WeightFormat::Int2,
         WeightFormat::Q3K => kernels::WeightFormat::Int3Scaled,
-        // Six numbers.
-        WeightFormat::IQ2XXS | WeightFormat::IQ2XS | WeightFormat::IQ2S | WeightFormat::IQ1S | WeightFormat::IQ1M => {
-            kernels::WeightFormat::Table3Scaled
-        }
+        // Six numbers, and six small ones.
+        WeightFormat::IQ2XXS | WeightFormat::IQ2XS | WeightFormat::IQ2S => kernels::WeightFormat::Table3Scaled,
+        WeightFormat::IQ1S | WeightFormat::IQ1M => kernels::WeightFormat::Table3Small,
         // Sixteen.
         WeightFormat::IQ4XS | WeightFormat::IQ3XXS | WeightFormat::IQ3S => kernels::WeightFormat::Table4Scaled,
         WeightFormat::IQ4NL => kernels::WeightFormat::Table4,

@@ -111,12 +111,13 @@ pub fn is_coded(format: WeightFormat) -> bool {
     format.is_coded()
 }
 
-/// Numbers of codes: those of TQ2_0, of Q3_K, of IQ2's grids, and of IQ4_NL.
+/// Numbers of codes: those of TQ2_0, of Q3_K, of IQ2's grids, of IQ1's with the ends of what fits, and of IQ4_NL.
 pub fn numbers(format: WeightFormat) -> [i8; 16] {
     match format {
         WeightFormat::Int2 => [-1, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         WeightFormat::Int3Scaled => [-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0],
         WeightFormat::Table3Scaled => [-43, -25, -8, 8, 25, 43, 63, -63, 0, 0, 0, 0, 0, 0, 0, 0],
+        WeightFormat::Table3Small => [-16, -9, -7, -1, 1, 7, 9, 15, 0, 0, 0, 0, 0, 0, 0, 0],
         _ => [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
     }
 }
@@ -147,7 +148,7 @@ fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
     let (mask, by_32) = match format {
         WeightFormat::Int5Scaled => (63, true),
         WeightFormat::Int2Scaled => (15, false),
-        WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => (255, false),
+        WeightFormat::Int3Scaled | WeightFormat::Table3Scaled | WeightFormat::Table3Small => (255, false),
         _ => (255, true),
     };
     for i in 0..groups {
@@ -163,7 +164,7 @@ fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
     }
     let bits = match format {
         WeightFormat::Int2Scaled | WeightFormat::Int2 => 3,
-        WeightFormat::Int3Scaled | WeightFormat::Table3Scaled => 7,
+        WeightFormat::Int3Scaled | WeightFormat::Table3Scaled | WeightFormat::Table3Small => 7,
         WeightFormat::Int5 | WeightFormat::Int5Scaled => 31,
         _ => 15,
     };
