@@ -244,6 +244,24 @@ impl QuantFormat for Int3Scaled {
     }
 }
 
+/// Scales of block `b` of a panel of 3-bit codes with a table.
+#[inline(always)]
+unsafe fn table3_scales<S: Simd>(format: WeightFormat, panel: *const u8, b: usize) -> Scales<S> {
+    // SAFETY: the head holds 16 floats, then 2 · 16 scales for each of 8 blocks.
+    unsafe {
+        let head = panel.add(head_offset(format, b));
+        let zero = f32::from(offset_of_numbers(format));
+        halves::<S>(S::load(head.cast()), head.add(64 + 32 * (b % 8)), zero)
+    }
+}
+
+/// Its numbers.
+#[inline(always)]
+unsafe fn table3_quads<S: Simd>(format: WeightFormat, panel: *const u8, b: usize, v: usize) -> [S::I; 2] {
+    // SAFETY: a block is 128 bytes of pairs and 64 of third bits.
+    unsafe { numbers::<S>(panel, third_quads::<S>(panel.add(offset(format, b)), v)) }
+}
+
 impl QuantFormat for Table3Scaled {
     const FORMAT: WeightFormat = WeightFormat::Table3Scaled;
     const QUANTS: Quants = Quants {
@@ -253,17 +271,13 @@ impl QuantFormat for Table3Scaled {
     const SPLIT: bool = true;
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
-        // SAFETY: the head holds 16 floats, then 2 · 16 scales for each of 8 blocks.
-        unsafe {
-            let head = panel.add(head_offset(Self::FORMAT, b));
-            let zero = f32::from(offset_of_numbers(Self::FORMAT));
-            halves::<S>(S::load(head.cast()), head.add(64 + 32 * (b % 8)), zero)
-        }
+        // SAFETY: the trait's contract.
+        unsafe { table3_scales::<S>(Self::FORMAT, panel, b) }
     }
     #[inline(always)]
     unsafe fn quads<S: Simd>(panel: *const u8, b: usize, v: usize) -> [S::I; 2] {
-        // SAFETY: a block is 128 bytes of pairs and 64 of third bits.
-        unsafe { numbers::<S>(panel, third_quads::<S>(panel.add(offset(Self::FORMAT, b)), v)) }
+        // SAFETY: the trait's contract.
+        unsafe { table3_quads::<S>(Self::FORMAT, panel, b, v) }
     }
 }
 
@@ -276,17 +290,13 @@ impl QuantFormat for Table3Small {
     const SPLIT: bool = true;
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
-        // SAFETY: the head holds 16 floats, then 2 · 16 scales for each of 8 blocks.
-        unsafe {
-            let head = panel.add(head_offset(Self::FORMAT, b));
-            let zero = f32::from(offset_of_numbers(Self::FORMAT));
-            halves::<S>(S::load(head.cast()), head.add(64 + 32 * (b % 8)), zero)
-        }
+        // SAFETY: the trait's contract.
+        unsafe { table3_scales::<S>(Self::FORMAT, panel, b) }
     }
     #[inline(always)]
     unsafe fn quads<S: Simd>(panel: *const u8, b: usize, v: usize) -> [S::I; 2] {
-        // SAFETY: a block is 128 bytes of pairs and 64 of third bits.
-        unsafe { numbers::<S>(panel, third_quads::<S>(panel.add(offset(Self::FORMAT, b)), v)) }
+        // SAFETY: the trait's contract.
+        unsafe { table3_quads::<S>(Self::FORMAT, panel, b, v) }
     }
 }
 

@@ -23,6 +23,16 @@ template <u32 N> __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_shared(u32 from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
 // Has the line of 128 bytes brought into the second-level cache.
 __device__ __forceinline__ void bring_near(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 #endif

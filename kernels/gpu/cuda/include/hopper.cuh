@@ -272,28 +272,26 @@ template <typename T, int N, int TRANSPOSED> struct WgmmaShared;
                          : HALYARD_D8(d, 0), HALYARD_D8(d, 8)                                                   \
                          : "l"(a), "l"(b), "r"(accumulate));                                                    \
         }                                                                                                       \
-    };                                                                                                          \
-    template <> struct WgmmaShared<type, 256, 0> {                                                              \
+    };
+// Of 256 columns; `transposed` as TRANSPOSED.
+#define HALYARD_WGMMA_256(type, transposed)                                                                     \
+    template <> struct WgmmaShared<type, 256, transposed> {                                                     \
         static __device__ __forceinline__ void run(float (&d)[128], u64 a, u64 b, int accumulate) {             \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                          \
                          "wgmma.mma_async.sync.aligned.m64n256k16.f32." #type "." #type " " HALYARD_N256        \
-                         ", %128, %129, p, 1, 1, 0, 0;\n}"                                                      \
-                         : HALYARD_D32(d, 0), HALYARD_D32(d, 32), HALYARD_D32(d, 64), HALYARD_D32(d, 96)        \
-                         : "l"(a), "l"(b), "r"(accumulate));                                                    \
-        }                                                                                                       \
-    };                                                                                                          \
-    template <> struct WgmmaShared<type, 256, 1> {                                                              \
-        static __device__ __forceinline__ void run(float (&d)[128], u64 a, u64 b, int accumulate) {             \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                          \
-                         "wgmma.mma_async.sync.aligned.m64n256k16.f32." #type "." #type " " HALYARD_N256        \
-                         ", %128, %129, p, 1, 1, 0, 1;\n}"                                                      \
+                         ", %128, %129, p, 1, 1, 0, " #transposed ";\n}"                                        \
                          : HALYARD_D32(d, 0), HALYARD_D32(d, 32), HALYARD_D32(d, 64), HALYARD_D32(d, 96)        \
                          : "l"(a), "l"(b), "r"(accumulate));                                                    \
         }                                                                                                       \
     };
 HALYARD_WGMMA_SHARED(bf16)
 HALYARD_WGMMA_SHARED(f16)
+HALYARD_WGMMA_256(bf16, 0)
+HALYARD_WGMMA_256(bf16, 1)
+HALYARD_WGMMA_256(f16, 0)
+HALYARD_WGMMA_256(f16, 1)
 #undef HALYARD_WGMMA_SHARED
+#undef HALYARD_WGMMA_256
 
 // The same for other numbers of columns, 32 bytes deep: of u8, codes of E4M3, that is 32 products. `to`, `operands` and
 // `given` are the numbers of the assembler's operands: sums, matrices, whether to accumulate.

@@ -17,6 +17,7 @@
 // check: -DACT=bf16 -DOUT=f32 -DTOKENS=128 -DSTAGES=4 -DMIN_BLOCKS=1 -DEPILOGUE=1
 // check: -DACT=f16 -DOUT=f16 -DTOKENS=128 -DSTAGES=4 -DMIN_BLOCKS=2 -DEPILOGUE=3
 #include "activate.cuh"
+#include "copies.cuh"
 #include "mma.cuh"
 #include "scaled.cuh"
 
@@ -42,14 +43,6 @@ struct Tile {
 
 __device__ __forceinline__ void copy_async(u32 to, const void *from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ uint4 load_shared(u32 from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
 }
 
 // Asks for the codes (four 16-byte units a row) and the tokens (eight) of one piece.

@@ -54,14 +54,6 @@ __device__ __forceinline__ void store_squares(u32 to, u32 a, u32 b, u32 c, u32 d
                  "r"(d)
                  : "memory");
 }
-__device__ __forceinline__ uint4 load_shared(u32 from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
-}
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     moe_many(const __grid_constant__ Boxes rows, const __grid_constant__ Boxes rows_up, const ACT *x, u32 token_stride,
