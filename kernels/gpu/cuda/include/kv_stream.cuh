@@ -7,7 +7,7 @@ typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
 
 #define TILE 64
 #define KV_BYTES ((int)sizeof(KV))
-#define THREADS (WARPS * 32 + 32)
+#define THREADS (WARPS * 32)
 #define PIECES (TILE / BLOCK > 0 ? TILE / BLOCK : 1)
 // keys or values of a tile; of codes, a whole part of each block
 #define UNIT_BYTES (CODE_BITS > 0 ? PIECES * Layout::K_BYTES : TILE * HEAD_DIM * KV_BYTES)
@@ -16,6 +16,9 @@ typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
 static_assert(CODE_BITS == 0 || BLOCK <= TILE, "a block's words lie behind all its codes");
 
 // Sequences on the line of work: the tiles before it (of one KV head), its block table row, its first token, its keys.
+// Behind the last one stand the line's end, and instead of keys the most tiles of a sequence, or SEVERAL_TOKENS where
+// one has several.
+#define SEVERAL_TOKENS (1u << 20)
 struct Sequence {
     u32 before;
     i32 row;
@@ -29,15 +32,26 @@ struct Work {
     u32 S, num_kv_heads, window;
 };
 
-// Tiles of every block's share but the last: equal, at least one a warp, and whole rounds of the warps where that costs
-// little. Few short items of `item_tiles` each go to a block each: nothing is cut then, and joining parts would cost
-// more than the warps that idle.
-__device__ __forceinline__ u32 share_of(u32 total, u32 item_tiles) {
-    if (item_tiles > 0 && item_tiles <= 3 * WARPS && total <= gridDim.x * item_tiles && total % item_tiles == 0)
-        return item_tiles;
-    if (total <= gridDim.x * WARPS) return WARPS;
+// Tiles of every block's share but the last: equal, and at least one a warp. Few short items of `of_item` each go to a
+// block each: nothing is cut then, and joining parts would cost more than the warps that idle.
+__device__ __forceinline__ u32 share_of(u32 total, u32 of_item) {
+    if (of_item > 0 && of_item <= 3 * WARPS && total <= gridDim.x * of_item && total % of_item == 0) return of_item;
     u32 share = (total + gridDim.x - 1) / gridDim.x;
-    return share > 8 * WARPS ? (share + WARPS - 1) / WARPS * WARPS : share;
+    return share > WARPS ? share : WARPS;
+}
+
+// Whether `warps` warps take whole items, equally many each: if the longest part that one can have is at most 1.6 times
+// an equal share. Items that are cut cost more than that.
+__device__ __forceinline__ bool whole_items(const Work &work, u32 total, u32 warps) {
+    u32 each = (work.S * work.num_kv_heads + warps - 1) / warps, most = (u32)work.sequences[work.S].keys;
+    return most < SEVERAL_TOKENS && (u64)each * most * warps * 10 <= (u64)total * 16;
+}
+
+// Where item `item` of the KV heads of all sequences begins, if none on the line has several tokens.
+__device__ __forceinline__ u32 line_of(const Work &work, u32 item) {
+    u32 s = item / work.num_kv_heads, head = item - s * work.num_kv_heads;
+    u32 before = work.sequences[s].before, tiles = s < work.S ? work.sequences[s + 1].before - before : 0;
+    return before * work.num_kv_heads + head * tiles;
 }
 
 // Where tile `x` of the line is.
@@ -84,10 +98,21 @@ __device__ __forceinline__ Place place_of(const Work &work, u32 x, u32 s) {
     return place;
 }
 
+// Where the item of tile `x` ends.
+__device__ __forceinline__ u32 item_end(const Work &work, u32 x, u32 s) {
+    Place place = place_of(work, x, s);
+    return x - place.tile + place.tiles;
+}
+
 // Tiles of a sequence on the line, of one KV head.
 __device__ __forceinline__ u32 tiles_of(i32 row, i32 query_len, i32 keys, u32 window, u32 query_len_end) {
     if (row < 0 || query_len <= 0 || (u32)query_len >= query_len_end) return 0;
     return (u32)query_len * (((u32)keys + TILE - 1) / TILE - first_tile_of(window, keys, query_len));
+}
+
+// The tiles of a sequence's item, or SEVERAL_TOKENS.
+__device__ __forceinline__ u32 item_tiles(u32 tiles, i32 query_len) {
+    return tiles > 0 && query_len > 1 ? SEVERAL_TOKENS : tiles;
 }
 
 // Sum of x over this lane and those below it.
@@ -119,14 +144,15 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
             end = __ldcg(starts + lane + 1);
         }
         u32 tiles = tiles_of(own.row, end - own.start, own.keys, window, query_len_end), before = warp_scan(tiles);
+        u32 most = __reduce_max_sync(0xffffffffu, item_tiles(tiles, end - own.start));
         own.before = before - tiles;
         if (lane < S) sequences[lane] = own;
-        if (lane == S - 1) sequences[S] = {before, -1, end, 0};
+        if (lane == S - 1) sequences[S] = {before, -1, end, (i32)most};
         __syncthreads();
         return;
     }
     // Each thread takes neighbouring sequences, the loads of up to four in flight together.
-    u32 each = (S + THREADS - 1) / THREADS, first = threadIdx.x * each, sum = 0;
+    u32 each = (S + THREADS - 1) / THREADS, first = threadIdx.x * each, sum = 0, most = 0;
     for (u32 base = 0; base < each; base += 4) {
         i32 start[4], end[4], keys[4], row[4];
 #pragma unroll
@@ -143,17 +169,24 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
             u32 s = first + base + j;
             if (base + j >= each || s >= S) continue;
             sequences[s] = {sum, row[j], start[j], keys[j]};
-            sum += tiles_of(row[j], end[j] - start[j], keys[j], window, query_len_end);
+            u32 tiles = tiles_of(row[j], end[j] - start[j], keys[j], window, query_len_end);
+            sum += tiles;
+            most = max(most, item_tiles(tiles, end[j] - start[j]));
             if (s == S - 1) sequences[S] = {0, -1, end[j], 0};
         }
     }
     u32 upto = warp_scan(sum);
-    if (lane == 31) scan[warp] = upto;
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (lane == 31 && warp < WARPS) scan[warp] = upto, scan[WARPS + warp] = most;
     __syncthreads();
     u32 base = upto - sum;
-    for (u32 w = 0; w < warp; w++) base += scan[w];
+    for (u32 w = 0; w < warp && w < WARPS; w++) base += scan[w];
     for (u32 s = first; s < first + each && s < S; s++) sequences[s].before += base;
-    if (threadIdx.x == THREADS - 1) sequences[S].before = base + sum;
+    if (threadIdx.x == THREADS - 1) {
+        for (u32 w = 0; w < WARPS; w++) most = max(most, scan[WARPS + w]);
+        sequences[S].before = base + sum;
+        sequences[S].keys = (i32)most;
+    }
     __syncthreads();
 }
 
@@ -234,16 +267,24 @@ __device__ __forceinline__ void copy_part(Ring &ring, const u8 *cache, u64 page_
                           UNIT_BYTES / PIECES, barrier);
     } else {
         const u8 *from = cache + (u64)(u32)page[0] * page_stride + inside;
-        if (lane == 0) barrier_expect(barrier, UNIT_BYTES);
-        if (BLOCK == TILE || values) {
-            // A block of 128 tokens holds the values of its halves one after the other.
-            if (lane == 0)
-                bulk_copy(to, from + (BLOCK == TILE ? 0 : tile * TILE % BLOCK * HEAD_DIM * KV_BYTES), UNIT_BYTES,
-                          barrier);
+        // Of a sequence's last tile only what its keys take: of values rows of tokens, of keys a part of each row,
+        // which are copies of their own and pay where they leave enough out.
+        u32 left = (u32)keys - tile * TILE, present = CODE_BITS > 0 || left > TILE ? TILE : left;
+        bool by_rows = BLOCK > TILE || present <= TILE * 3 / 4;
+        if (values || !by_rows) {
+            u32 bytes = values && CODE_BITS == 0
+                            ? (present + Layout::ROW - 1) / Layout::ROW * (Layout::ROW * HEAD_DIM * KV_BYTES)
+                            : UNIT_BYTES;
+            if (lane == 0) {
+                barrier_expect(barrier, bytes);
+                // A block of 128 tokens holds the values of its halves one after the other.
+                bulk_copy(to, from + (BLOCK == TILE ? 0 : tile * TILE % BLOCK * HEAD_DIM * KV_BYTES), bytes, barrier);
+            }
         } else {
+            if (lane == 0) barrier_expect(barrier, Layout::KEY_ROWS * present * 16);
             __syncwarp();
             for (u32 row = lane; row < Layout::KEY_ROWS; row += 32)
-                bulk_copy(to + row * (TILE * 16), from + row * (BLOCK * 16) + tile * TILE % BLOCK * 16, TILE * 16,
+                bulk_copy(to + row * (TILE * 16), from + row * (BLOCK * 16) + tile * TILE % BLOCK * 16, present * 16,
                           barrier);
         }
     }

@@ -1,23 +1,25 @@
-// Attention of few query tokens a sequence over the paged cache, at the speed of memory: every block of threads streams
-// an equal share of all keys and values of the batch through shared memory.
+// Attention of few query tokens a sequence over the paged cache, at the speed of memory: every warp streams about an
+// equal share of all keys and values of the batch through shared memory.
 //
-// The work is a line of tiles of 64 keys: sequence by sequence, query token by query token, KV head by KV head. Blocks
-// cut the line into equal shares, which they find on the device from seq_lens. So one long sequence and hundreds of
-// short ones both fill the device.
+// The work is a line of tiles of 64 keys: sequence by sequence, query token by query token, KV head by KV head. An item
+// is a query token and a KV head. Where items are as many as warps or more, and of similar lengths, each warp takes
+// equally many, whole. Else blocks cut the line into equal shares, and warps cut those. All of it is found on the
+// device from seq_lens; so one long sequence and hundreds of short ones both fill the device.
 //
-// Within a share, consumer warp w takes tiles w, w + WARPS, ... It has its own ring of buffers, which hold keys and
-// values in turn, and refills each as it empties. A producer warp runs one item (query token x KV head) ahead of the
-// consumers. It loads the query; when all consumers have stored their partial sums of an item, it adds them up and
-// writes the result. All warps add up the last item of a share together. Where shares cut an item, the sums go to
-// scratch, and the last of its blocks to finish adds them up.
+// A warp has its own ring of buffers, which hold keys and values of its tiles in turn, and refills each as it empties.
+// It asks for the query of its next item while it works on one, and writes the results of items that are all its own.
+// Of those that warps have cut it leaves its sums in shared memory, and the block adds them up at its end. Of those
+// that blocks have cut, sums go to scratch, and the last of the blocks adds them up. A warp that has all that its block
+// has of such an item hands its sums over by itself, and works on it first if the item ends in another block: then
+// nobody waits for it.
 //
 // Matrix units (m16n8k16): scores = K * Qt with 16 keys as rows and up to 8 query heads of the group as columns, then
 // out-transposed = Vt * P, where P is the transposed scores. Units of the cache (kv.cuh) are exactly the 8x8 tiles that
 // ldmatrix loads.
 //
-// The fused form (ROPE) takes q, k and v as projected. The producer warp norms and rotates q. Keys and values of this
-// step come from k and v, not from the cache; the block that has a token's own key stores both in the cache. q and k
-// stay as they are. Slots must be those that the block table gives.
+// The fused form (ROPE) takes q, k and v as projected. Each warp norms and rotates the queries of its items. Keys and
+// values of this step come from k and v, not from the cache; the warp that has a token's own key stores both in the
+// cache. q and k stay as they are. Slots must be those that the block table gives.
 //
 // Definitions: ACT (bf16, f16); KV (the cache's type: ACT or e4m3, and with BLOCK up to 64 and without ROPE code8 or
 // code4); HEAD_DIM (multiple of 16); GROUP (query heads of a KV head); BLOCK (16, 32, 64, 128); WARPS; RING (buffers of
@@ -27,9 +29,9 @@
 // `early`: nothing that may still run writes step data (rows, lengths, block table, positions, slots) or keys and
 // values of earlier steps. The kernel then reads them before the previous one has ended.
 //
-// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads, with
-// ONCE 288. Dynamic shared memory: SHARED_BYTES of decode_items.cuh + 16 * (S + 1). Scratch: partials, 2 * blocks *
-// GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
+// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; WARPS * 32 threads, with ONCE 288.
+// Dynamic shared memory: SHARED_BYTES of decode_items.cuh + 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP *
+// (HEAD_DIM + 4) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
 // Sequences whose query_len is not below `query_len_end` are left to another kernel.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
@@ -63,61 +65,73 @@
 // f32 of a block's part of an item: sums, then highest and total of each head, twice that for alignment
 #define PARTIAL (GROUP * (HEAD_DIM + 4))
 
-// Adds up the warps' sums of an item: into the result, or into this block's part of a cut item. `threads` threads, of
-// which this is number `thread`.
-__device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const Output &output, float *partial,
-                                       u32 thread, u32 threads) {
-#pragma unroll 4
-    for (u32 e = thread; e < GROUP * HEAD_DIM / 4; e += threads) {
+// A warp's desk, the sums of the item that is cut at place `place` of it, and what is said of those items.
+__device__ __forceinline__ u8 *desk_of(u8 *shared, u32 warp) { return shared + DESKS_AT + warp * DESK_BYTES; }
+__device__ __forceinline__ float *sums_of(u8 *shared, u32 warp, u32 place) {
+    return (float *)(place == 0 ? desk_of(shared, warp) + SUMS_AT : shared + warp * RING * UNIT_BYTES);
+}
+__device__ __forceinline__ Cut *cuts_of(u8 *shared, u32 warp) { return (Cut *)(desk_of(shared, warp) + CUTS_AT); }
+__device__ __forceinline__ u32 &marks_of(u8 *shared, u32 warp) { return *(u32 *)(desk_of(shared, warp) + MARKS_AT); }
+
+// The part of a block in an item that blocks have cut: slot 1 where the item begins in the block, else 0.
+__device__ __forceinline__ float *partial_of(const Output &output, u32 block, bool begins) {
+    return output.partials + (u64)(2 * block + begins) * PARTIAL;
+}
+
+// Parts of an item in a block: of warps `first` to `last`, the first one's at its place `place`, all others' at 0.
+struct Parts {
+    u32 first, place, last;
+};
+
+// Adds up a block's parts of an item: into the result, or with `partial` into the block's part. All threads.
+__device__ __forceinline__ void add_up(u8 *shared, const Parts &parts, const Cut &cut, const Output &output,
+                                       float *partial) {
+#pragma unroll 2
+    for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 4; e += THREADS) {
         u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
-        const float2 *stats = (const float2 *)(buffer + STATS_AT) + head;
-        const float *sums = (const float *)(buffer + SUMS_AT) + head * HEAD_STRIDE + dim;
         float2 own[WARPS];
         float4 part[WARPS];
         float highest = -INFINITY_F, total = 0.f;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            own[w] = stats[w * GROUP];
-            part[w] = *(const float4 *)(sums + w * GROUP * HEAD_STRIDE);
+        for (u32 w = 0; w < WARPS; w++) {
+            own[w] = make_float2(-INFINITY_F, 0.f);
+            if (w < parts.first || w > parts.last) continue;
+            u32 place = w == parts.first ? parts.place : 0;
+            own[w] = ((const float2 *)(desk_of(shared, w) + STATS_AT))[place * GROUP + head];
+            part[w] = *(const float4 *)(sums_of(shared, w, place) + head * HEAD_STRIDE + dim);
             highest = fmaxf(highest, own[w].x);
         }
         float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
+        for (u32 w = 0; w < WARPS; w++) {
             if (own[w].x == -INFINITY_F) continue; // left nothing
             float weight = exp2_fast(own[w].x - highest);
             add_weighted(sum, weight, part[w]);
             total += weight * own[w].y;
         }
-        if (item.cut) {
+        if (partial) {
             __stcg((float4 *)(partial + head * HEAD_DIM + dim), sum);
             if (dim == 0) __stcg((float2 *)(partial + GROUP * HEAD_DIM + 2 * head), make_float2(highest, total));
         } else {
-            write_out(output, item.token, item.kv_head * GROUP + head, dim, sum, highest, total);
+            write_out(output, cut.token, cut.kv_head * GROUP + head, dim, sum, highest, total);
         }
     }
 }
 
-// The part of a block in a cut item: slot 1 where the item begins in the block, else 0.
-__device__ __forceinline__ float *partial_of(const Output &output, u32 block, bool begins) {
-    return output.partials + (u64)(2 * block + begins) * PARTIAL;
+// Says that a block's part of an item is in scratch, by one thread: whether those of all blocks are.
+__device__ __forceinline__ bool is_last(const Output &output, u32 first_block, u32 last_block) {
+    __threadfence();
+    // Wraps to zero with the last arrival, ready for the next launch.
+    u32 before = atomicInc(output.counters + first_block, last_block - first_block);
+    __threadfence();
+    return before == last_block - first_block;
 }
 
-// An item that shares cut: the last of its blocks to finish adds up the partial sums in scratch. Called by all threads.
-__device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token, u32 kv_head, u32 first_block,
-                                     u32 last_block) {
-    u32 *arrived = (u32 *)(shared + ITEMS_AT);
+// Adds up the parts that blocks have left of an item. Thread `thread` of `threads`.
+__device__ __forceinline__ void add_blocks(const Output &output, u32 token, u32 kv_head, u32 first_block,
+                                           u32 last_block, u32 thread, u32 threads) {
     u32 parts = last_block - first_block + 1;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        // Wraps to zero with the last arrival, ready for the next launch.
-        *arrived = atomicInc(output.counters + first_block, parts - 1);
-        __threadfence();
-    }
-    __syncthreads();
-    if (*arrived != parts - 1) return;
-    for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 4; e += THREADS) {
+    for (u32 e = thread; e < GROUP * HEAD_DIM / 4; e += threads) {
         u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
         float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
         float highest = -INFINITY_F, total = 0.f;
@@ -152,7 +166,7 @@ __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token
     }
 }
 
-// --- Consumer warps --------------------------------------------------------------------------------------------------
+// --- A warp's item ---------------------------------------------------------------------------------------------------
 
 // The query heads of an item as the second operand of the scores' product: columns 8n + g, dims 16d + 2t (+ 1), and +
 // 8.
@@ -179,37 +193,85 @@ __device__ __forceinline__ void load_query(u32 (&query)[NT][DT][2], u32 buffer) 
     }
 }
 
-// Stores a warp's partial sums for the producer warp.
-__device__ __forceinline__ void leave_sums(u8 *buffer, Softmax &softmax, bool any) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane & 3;
-    float *sums = (float *)(buffer + SUMS_AT) + warp * GROUP * HEAD_STRIDE;
-    float2 *stats = (float2 *)(buffer + STATS_AT) + warp * GROUP;
-    if (!any) {
-        for (u32 head = lane; head < GROUP; head += 32) stats[head] = make_float2(-INFINITY_F, 0.f);
-        return;
-    }
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        u32 head = 8 * n + 2 * t;
-#pragma unroll
-        for (int d = 0; d < DT; d++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (head + (i & 1) < GROUP)
-                    sums[(head + (i & 1)) * HEAD_STRIDE + 16 * d + g + (i & 2) * 4] = softmax.sum[d][n][i];
-    }
+// All lanes of a column have its total.
+__device__ __forceinline__ void add_totals(Softmax &softmax) {
 #pragma unroll
     for (int mask = 4; mask < 32; mask <<= 1)
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int c = 0; c < 2; c++) softmax.total[n][c] += __shfl_xor_sync(0xffffffffu, softmax.total[n][c], mask);
+}
+
+// Puts a warp's sums, and highest and total of each head, into rows of `stride` floats.
+__device__ __forceinline__ void put_sums(float *sums, u32 stride, float2 *stats, Softmax &softmax) {
+    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane & 3;
+    add_totals(softmax);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
-        for (int c = 0; c < 2; c++)
-            if (g == 0 && 8 * n + 2 * t + c < GROUP)
-                stats[8 * n + 2 * t + c] = make_float2(softmax.highest[n][c], softmax.total[n][c]);
+        for (int c = 0; c < 2; c++) {
+            u32 head = 8 * n + 2 * t + c;
+            if (head >= GROUP) continue;
+            if (g == 0) stats[head] = make_float2(softmax.highest[n][c], softmax.total[n][c]);
+            float *to = sums + head * stride + g;
+#pragma unroll
+            for (int d = 0; d < DT; d++) {
+                to[16 * d] = softmax.sum[d][n][c];
+                to[16 * d + 8] = softmax.sum[d][n][2 + c];
+            }
+        }
+}
+
+// Leaves the sums of an item that warps have cut for the end of the block; at place 1 where the ring is empty.
+__device__ __forceinline__ void leave_sums(u8 *shared, u32 place, const Item &item, Softmax &softmax) {
+    u32 warp = threadIdx.x / 32;
+    put_sums(sums_of(shared, warp, place), HEAD_STRIDE,
+             (float2 *)(desk_of(shared, warp) + STATS_AT) + place * GROUP, softmax);
+    if (threadIdx.x % 32 > 0) return;
+    cuts_of(shared, warp)[place] = {item.token, item.kv_head, item.line, item.line_end};
+    u32 before = item.line_end > item.end ? LEFT_BEFORE | LEFT_THROUGH : LEFT_BEFORE;
+    marks_of(shared, warp) |= place ? LEFT_BEHIND : before;
+}
+
+// Hands over the sums of an item of which this warp has all that its block has. The last of the blocks adds up.
+__device__ __forceinline__ void hand_over(const Output &output, const Item &item, u32 share, bool begins,
+                                          Softmax &softmax) {
+    u32 lane = threadIdx.x % 32, first_block = item.line / share, last_block = (item.line_end - 1) / share;
+    float *partial = partial_of(output, blockIdx.x, begins);
+    put_sums(partial, HEAD_DIM, (float2 *)(partial + GROUP * HEAD_DIM), softmax);
+    __syncwarp();
+    u32 adds = lane == 0 && is_last(output, first_block, last_block);
+    if (__shfl_sync(0xffffffffu, adds, 0))
+        add_blocks(output, item.token, item.kv_head, first_block, last_block, lane, 32);
+}
+
+// Writes the result of an item of this warp alone.
+__device__ __forceinline__ void write_sums(const Output &output, const Item &item, Softmax &softmax) {
+    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane & 3;
+    add_totals(softmax);
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        float factor[2];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            u32 head = 8 * n + 2 * t + c;
+            factor[c] = factor_of(output, item.kv_head * GROUP + (head < GROUP ? head : 0), softmax.highest[n][c],
+                                  softmax.total[n][c]);
+        }
+        // Turned round, a lane has neighbouring dims of head 8n + g.
+        u32 *to = (u32 *)(output.out + (u64)item.token * output.token_stride +
+                          (u64)(item.kv_head * GROUP + 8 * n + g) * output.head_stride + 2 * t);
+#pragma unroll
+        for (int d = 0; d < DT; d++) {
+            float *sum = softmax.sum[d][n];
+            u32 low = transposed(pack2<ACT>(sum[0] * factor[0], sum[1] * factor[1])),
+                high = transposed(pack2<ACT>(sum[2] * factor[0], sum[3] * factor[1]));
+            if (8 * n + g >= GROUP) continue;
+            to[8 * d] = low;
+            to[8 * d + 4] = high;
+        }
+    }
 }
 
 #if ROPE
@@ -229,8 +291,9 @@ __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *
     u32 lane = threadIdx.x % 32;
     i32 begin = item.first_new > tile_key ? item.first_new : tile_key,
         end = item.keys < tile_key + TILE ? item.keys : tile_key + TILE;
-    RopeInputs turn = {};
-    if (!values) load_norms(turn, in);
+    Norms norms = {};
+    Angles turn = {};
+    if (!values) load_norms(norms, in);
     for (i32 key = begin; key < end; key++) {
         u32 token = (u32)(item.first_token + key - item.first_new), inside = (u32)(key - tile_key);
         if (token == item.token) continue;
@@ -243,27 +306,27 @@ __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *
             words = *(const uint4 *)(in.k + (u64)token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride +
                                      8 * lane);
         load_angles(turn, in, (u32)in.positions[token]);
-        words = turned(words, turn, true, in);
+        words = turned(words, norms, turn, true, in);
         if (lane < HEAD_DIM / 8)
             put_key_part(unit + key_unit(lane / PARTS, inside / 8) + inside % 8 * 16, lane % PARTS, words);
     }
 }
 
 // Puts the keys of this step's tokens into a tile that was copied without them.
-__device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit, i32 tile_key) {
+__device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, const u8 *desk, u8 *unit, i32 tile_key) {
     u32 c = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, false);
     if (inside < TILE && c < Layout::KEY_ROWS)
-        *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(buffer + CURRENT_AT + 16 * c);
+        *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(desk + CURRENT_AT + 16 * c);
     __syncwarp();
 }
 
 // The same for values.
-__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit,
+__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *desk, u8 *unit,
                                            i32 tile_key) {
     u32 inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, true);
-    if (inside < TILE) put_value(unit, inside, (const KV *)(buffer + CURRENT_AT + HEAD_DIM * KV_BYTES));
+    if (inside < TILE) put_value(unit, inside, (const KV *)(desk + CURRENT_AT + HEAD_DIM * KV_BYTES));
     __syncwarp();
 }
 #endif
@@ -307,8 +370,8 @@ extern "C" __global__ void BOUNDS attention_decode(
     in.k_eps = k_eps;
     in.q_offset = q_offset;
     in.k_offset = k_offset;
-    RopeInputs turn = {};
-    if (warp == WARPS) load_norms(turn, in);
+    Norms norms = {};
+    load_norms(norms, in);
 #endif
     Output output = {out, out_token_stride, out_head_stride, sinks, partials, counters};
 #if ONCE
@@ -322,157 +385,155 @@ extern "C" __global__ void BOUNDS attention_decode(
 #endif
     Sequence *sequences = (Sequence *)(shared + SHARED_BYTES);
     Work work = {sequences, S, num_kv_heads, window};
-    u32 barriers = shared_address(shared + BARRIERS_AT), ready = barriers + WARPS * RING * 8,
-        done = ready + BUFFERS * 8;
+    u32 barriers = shared_address(shared + BARRIERS_AT);
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < WARPS * RING; i++) barrier_init(barriers + i * 8, 1);
-        for (u32 i = 0; i < BUFFERS; i++) {
-            barrier_init(ready + i * 8, 32);
-            barrier_init(done + i * 8, WARPS * 32);
-        }
         order_barriers_before_copies();
     }
+    u8 *desk = desk_of(shared, warp);
     // Columns past the group stay zero.
-    for (u32 i = threadIdx.x; i < BUFFERS * NT * HEAD_DIM; i += THREADS)
-        *(uint4 *)(shared + ITEMS_AT + i / (NT * HEAD_DIM) * ITEM_BYTES + i % (NT * HEAD_DIM) * 16) = make_uint4(0, 0,
-                                                                                                                 0, 0);
+    for (u32 i = lane; i < NT * HEAD_DIM && warp < WARPS; i += 32)
+        *(uint4 *)(desk + i * 16) = make_uint4(0, 0, 0, 0);
+    if (lane == 0 && warp < WARPS) marks_of(shared, warp) = 0;
     __syncthreads();
     if (!early) wait_for_previous();
-    lay_out(sequences, (u32 *)(shared + ITEMS_AT + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
+    lay_out(sequences, (u32 *)(shared + DESKS_AT + SUMS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
 
 #if ONCE
-    if (warp > WARPS) return;
+    if (warp >= WARPS) return;
 #endif
     u32 total = sequences[S].before * num_kv_heads;
     u32 share = share_of(total, sequences[1].before);
-    u32 begin = blockIdx.x * share;
-    if (begin >= total) {
+    u32 begin = blockIdx.x * share, end = total - begin < share ? total : begin + share;
+    bool whole = whole_items(work, total, gridDim.x * WARPS);
+    if (whole ? total == 0 : begin >= total) {
         if (early) wait_for_previous();
         return;
     }
-    u32 end = total - begin < share ? total : begin + share;
-    u32 s = sequence_at(work, begin, 0);
-    u32 number = 0; // items of this block so far
-
-    if (warp == WARPS) {
-        let_next_start();
-        Item next = item_at(work, begin, end, s);
-        if (early) wait_for_previous();
-        u32 written = 0;
-        for (u32 x = begin; x < end || written + 1 < number;) {
-            u8 *buffer;
-            if (x < end && number < written + BUFFERS) {
-                buffer = shared + ITEMS_AT + number % BUFFERS * ITEM_BYTES;
-                const Item item = next;
-#if ROPE
-                bring(buffer, item, in, turn, cache, page_stride);
-#else
-                bring(buffer, item, in);
-#endif
-                barrier_arrive(ready + number % BUFFERS * 8);
-                number++;
-                x = item.end;
-                if (x < end) {
-                    while (sequences[s + 1].before * num_kv_heads <= x) s++;
-                    next = item_at(work, x, end, s);
-                }
-                continue;
-            }
-            buffer = shared + ITEMS_AT + written % BUFFERS * ITEM_BYTES;
-            barrier_wait(done + written % BUFFERS * 8, written / BUFFERS & 1);
-            Item item = *(const Item *)(buffer + ITEM_AT);
-            add_up(buffer, item, output, partial_of(output, blockIdx.x, item.begins), lane, 32);
-            __syncwarp();
-            written++;
-        }
-    } else {
-        Ring ring = {shared_address(shared) + warp * RING * UNIT_BYTES, barriers + warp * RING * 8, 0, 0};
-        Fetch fetch = {};
-        fetch.x = begin + warp;
-        fetch.end = end;
-        fetch.s = s;
-        look_up(fetch, work, block_table, table_stride);
-        auto refill = [&]() {
-            if (fetch.x >= fetch.end) return;
-            bool values = ring.issued & 1;
-            copy_part(ring, cache, page_stride, fetch.page, fetch.head, fetch.tile, fetch.keys, values);
-            if (values) {
-                fetch.x += WARPS;
-                look_up(fetch, work, block_table, table_stride);
-            }
-        };
-        for (u32 i = 0; i < RING; i++) refill();
-        let_next_start();
-        if (early) wait_for_previous();
-
-        float factor = (SOFTCAP ? scale : scale * LOG2E) * Query<ACT, KV>::scale;
-        u32 y = begin + warp;
-        for (u32 x = begin; x < end; number++) {
-            u8 *buffer = shared + ITEMS_AT + number % BUFFERS * ITEM_BYTES;
-            barrier_wait(ready + number % BUFFERS * 8, number / BUFFERS & 1);
-            const Item item = *(const Item *)(buffer + ITEM_AT);
-            x = item.end;
-            bool any = y < item.end;
-            Softmax softmax;
-            if (any) {
-                u32 query[NT][DT][2];
-                load_query(query, shared_address(buffer));
-                clear(softmax);
-                float query_sums[NT][2] = {};
-                if constexpr (CODE_BITS == 4) sum_queries(query_sums, query);
-                for (; y < item.end; y += WARPS) {
-                    i32 tile_key = item.tile_key + (i32)((y - item.begin) * TILE);
-                    i32 from = item.first - tile_key, to = item.last - tile_key;
-                    bool masked = from > 0 || to < TILE - 1;
-                    float scores[4][NT][4];
-                    u32 p[4][NT][2];
-                    u32 unit = take(ring);
-#if ROPE
-                    bool is_current = tile_key + TILE > item.first_new;
-                    if (is_current) put_keys(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
-#endif
-                    multiply_keys(scores, query, unit, query_sums);
-                    if (masked) weigh<true>(softmax, p, scores, factor, softcap, from, to);
-                    else weigh<false>(softmax, p, scores, factor, softcap, from, to);
-#if ROPE
-                    if (is_current && fetch.x < fetch.end) order_stores_before_copies();
-#endif
-                    __syncwarp();
-                    refill();
-                    unit = take(ring);
-#if ROPE
-                    if (is_current) put_values(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
-#endif
-                    if (masked) multiply_values<true>(softmax, p, unit, from, to);
-                    else multiply_values<false>(softmax, p, unit, from, to);
-#if ROPE
-                    if (is_current && fetch.x < fetch.end) order_stores_before_copies();
-#endif
-                    __syncwarp();
-                    refill();
-                }
-            }
-            leave_sums(buffer, softmax, any);
-            if (x < end) barrier_arrive(done + number % BUFFERS * 8);
-        }
+    // This warp's part; there may be none.
+    u32 each = (end - begin) / WARPS, more = (end - begin) % WARPS;
+    u32 own = begin + warp * each + (warp < more ? warp : more), own_end = own + each + (warp < more);
+    if (whole) {
+        u32 number = blockIdx.x * WARPS + warp, warps = gridDim.x * WARPS, items = S * num_kv_heads;
+        own = line_of(work, (u32)((u64)items * number / warps));
+        own_end = line_of(work, (u32)((u64)items * (number + 1) / warps));
+    }
+    u32 first_s = sequence_at(work, own, 0), tail = own, s = first_s;
+    if (!whole && own < own_end && own_end == end && item_end(work, own, first_s) < end) {
+        // An item that it begins and another block ends comes first.
+        u32 last_s = sequence_at(work, end - 1, first_s);
+        Place place = place_of(work, end - 1, last_s);
+        if (end - 1 - place.tile + place.tiles > end) tail = end - 1 - place.tile, s = last_s;
     }
 
-    // All warps add up the last item: they have no other work.
-    __syncthreads();
-    const u8 *buffer = shared + ITEMS_AT + (number - 1) % BUFFERS * ITEM_BYTES;
-    const Item item = *(const Item *)(buffer + ITEM_AT);
-    add_up(buffer, item, output, partial_of(output, blockIdx.x, item.begins), threadIdx.x, THREADS);
-    if (number == 1 && !item.cut) return;
+    Ring ring = {shared_address(shared) + warp * RING * UNIT_BYTES, barriers + warp * RING * 8, 0, 0};
+    Fetch fetch = {};
+    fetch.x = tail;
+    fetch.end = own_end;
+    fetch.s = s;
+    look_up(fetch, work, block_table, table_stride);
+    auto refill = [&]() {
+        if (fetch.x >= fetch.end) return;
+        bool values = ring.issued & 1;
+        copy_part(ring, cache, page_stride, fetch.page, fetch.head, fetch.tile, fetch.keys, values);
+        if (!values) return;
+        if (++fetch.x == own_end && tail > own) fetch.x = own, fetch.end = tail, fetch.s = first_s;
+        look_up(fetch, work, block_table, table_stride);
+    };
+    for (u32 i = 0; i < RING; i++) refill();
+    let_next_start();
+    Item coming = {};
+    bool goes_on = own < own_end;
+    if (goes_on) coming = item_at(work, tail, own_end, s);
+    if (early) wait_for_previous();
+    Raw raw;
+    if (goes_on) raw.load(coming, in);
 
-    // The first and the last item of the share may be cut.
-    for (u32 x = begin;; x = end - 1) {
-        Place place = place_of(work, x, sequence_at(work, x, 0));
-        u32 item_begin = x - place.tile, item_end = item_begin + place.tiles;
-        if (item_begin < begin || item_end > end) {
-            u32 index = query_index(work, place.item);
-            join(shared, output, (u32)sequences[place.s].start + index, place.item - index * num_kv_heads,
-                 item_begin / share, (item_end - 1) / share);
+    float factor = (SOFTCAP ? scale : scale * LOG2E) * Query<ACT, KV>::scale;
+    while (goes_on) {
+        const Item item = coming;
+#if ROPE
+        raw.put(desk, item, in, norms, cache, page_stride);
+#else
+        raw.put(desk, item);
+#endif
+        __syncwarp();
+        u32 query[NT][DT][2];
+        load_query(query, shared_address(desk));
+        u32 next = item.end;
+        if (next == own_end && tail > own) next = own, s = first_s;
+        goes_on = next != (tail > own ? tail : own_end);
+        if (goes_on) {
+            while (sequences[s + 1].before * num_kv_heads <= next) s++;
+            coming = item_at(work, next, own_end, s);
+            raw.load(coming, in);
         }
-        if (item_end >= end) break;
+        Softmax softmax;
+        clear(softmax);
+        float query_sums[NT][2] = {};
+        if constexpr (CODE_BITS == 4) sum_queries(query_sums, query);
+        for (u32 y = item.begin; y < item.end; y++) {
+            i32 tile_key = item.tile_key + (i32)((y - item.begin) * TILE);
+            i32 from = item.first - tile_key, to = item.last - tile_key;
+            bool masked = from > 0 || to < TILE - 1;
+            float scores[4][NT][4];
+            u32 p[4][NT][2];
+            u32 unit = take(ring);
+#if ROPE
+            bool is_current = tile_key + TILE > item.first_new;
+            if (is_current) put_keys(in, item, desk, shared + (unit - shared_address(shared)), tile_key);
+#endif
+            multiply_keys(scores, query, unit, query_sums);
+            if (masked) weigh<true>(softmax, p, scores, factor, softcap, from, to);
+            else weigh<false>(softmax, p, scores, factor, softcap, from, to);
+#if ROPE
+            if (is_current && fetch.x < fetch.end) order_stores_before_copies();
+#endif
+            __syncwarp();
+            refill();
+            unit = take(ring);
+#if ROPE
+            if (is_current) put_values(in, item, desk, shared + (unit - shared_address(shared)), tile_key);
+#endif
+            if (masked) multiply_values<true>(softmax, p, unit, from, to);
+            else multiply_values<false>(softmax, p, unit, from, to);
+#if ROPE
+            if (is_current && fetch.x < fetch.end) order_stores_before_copies();
+#endif
+            __syncwarp();
+            refill();
+        }
+        bool begins = item.line >= begin;
+        if (item.begin == item.line && item.end == item.line_end) write_sums(output, item, softmax);
+        else if ((begins ? item.line : begin) == item.begin && (item.line_end < end ? item.line_end : end) == item.end)
+            hand_over(output, item, share, begins, softmax);
+        else leave_sums(shared, item.line < own ? 0 : 1, item, softmax);
+    }
+
+    // Items that warps have cut. Each begins before the share, or in some warp's part.
+    __syncthreads();
+    u32 marks = 0;
+#pragma unroll
+    for (u32 w = 0; w < WARPS; w++) marks |= marks_of(shared, w) << w * MARKS;
+    constexpr u32 every = (1u << WARPS * MARKS) / ((1 << MARKS) - 1);
+#pragma unroll 1
+    for (u32 starts = marks & (LEFT_BEFORE | every * LEFT_BEHIND); starts; starts &= starts - 1) {
+        u32 at = __ffs(starts) - 1, place = at % MARKS > 0;
+        Parts parts = {at / MARKS, place, at / MARKS};
+        bool behind = place || marks & LEFT_THROUGH;
+        while (behind && marks >> (parts.last + 1) * MARKS & LEFT_BEFORE) {
+            parts.last++;
+            behind = marks >> parts.last * MARKS & LEFT_THROUGH;
+        }
+        const Cut cut = cuts_of(shared, parts.first)[place];
+        bool begins = cut.line >= begin, is_whole = begins && cut.line_end <= end;
+        add_up(shared, parts, cut, output, is_whole ? nullptr : partial_of(output, blockIdx.x, begins));
+        if (is_whole) continue;
+        u32 first_block = cut.line / share, last_block = (cut.line_end - 1) / share;
+        u32 *adds = (u32 *)desk_of(shared, 0); // nobody needs its query any more
+        __syncthreads();
+        if (threadIdx.x == 0) *adds = is_last(output, first_block, last_block);
+        __syncthreads();
+        if (*adds) add_blocks(output, cut.token, cut.kv_head, first_block, last_block, threadIdx.x, THREADS);
     }
 }

@@ -55,6 +55,31 @@ const BATCHES: [Batch; 5] = [
     },
 ];
 
+/// Sequences of a row each that decode, of up to `most` keys.
+const fn decodes<const COUNT: usize>(most: u32) -> [(i32, u32, u32); COUNT] {
+    let mut seqs = [(0, 1, 0); COUNT];
+    let mut i = 0;
+    while i < COUNT {
+        seqs[i] = (i as i32, 1, i as u32 * 53 % most + 1);
+        i += 1;
+    }
+    seqs
+}
+
+/// More work than a device has blocks: sequences of about equal length, which need not be cut, and of any length.
+const MANY: [Batch; 2] = [
+    Batch {
+        name: "340 short decodes",
+        seqs: &decodes::<340>(64),
+        pad_tokens: 0,
+    },
+    Batch {
+        name: "100 decodes",
+        seqs: &decodes::<100>(300),
+        pad_tokens: 0,
+    },
+];
+
 #[derive(Clone, Copy, Debug)]
 struct Form {
     dtype: DType,
@@ -101,7 +126,9 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, options: &Options, r
                     read_later,
                     block_size,
                 };
-                for batch in &BATCHES {
+                let plain = !norms && !extras && style == RopeStyle::Neox;
+                let many = if plain { &MANY[..] } else { &[] };
+                for batch in BATCHES.iter().chain(many) {
                     let what = format!(
                         "attention of a {dtype:?} layer, kv {kv:?}, norms {norms}, {style:?}, extras {extras}, q and \
                          k read later {read_later}"
@@ -127,10 +154,11 @@ pub(super) fn block_size(device: &dyn Device) -> u32 {
     if takes { 64 } else { 16 }
 }
 
-/// Tables, slots and positions of a batch, of 5 rows.
+/// Tables, slots and positions of a batch, of at least 5 rows.
 pub(super) struct Paged {
-    /// Block table, and its width.
+    /// Block table, its rows and its width.
     pub table: Vec<i32>,
+    pub rows: u32,
     pub max_blocks: u32,
     pub pages: u32,
     /// Slots of earlier tokens, and of the step's.
@@ -144,9 +172,11 @@ pub(super) fn paged(random: &mut Random, batch: &Batch, block_size: u32) -> Page
     let blocks = |keys: u32| keys.div_ceil(block_size);
     let max_blocks = batch.seqs.iter().map(|s| blocks(s.2)).max().unwrap_or(0) + 1;
     let pages = batch.seqs.iter().map(|s| blocks(s.2)).sum::<u32>() + 2;
+    let rows = batch.seqs.iter().map(|s| (s.0 + 1) as u32).fold(5, u32::max);
     let mut free = random.permutation(pages as usize).into_iter();
     let mut paged = Paged {
-        table: vec![-1; (5 * max_blocks) as usize],
+        table: vec![-1; (rows * max_blocks) as usize],
+        rows,
         max_blocks,
         pages,
         prefix: vec![-1],
@@ -191,7 +221,7 @@ impl Paged {
         };
         [
             cache,
-            Arg::ints(&[5, self.max_blocks], &self.table),
+            Arg::ints(&[self.rows, self.max_blocks], &self.table),
             Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.0).collect::<Vec<_>>()),
             Arg::ints(&[seqs + 1], &self.starts),
             Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.2 as i32).collect::<Vec<_>>()),
