@@ -53,21 +53,98 @@ __device__ __forceinline__ float sum_of_best(const float *choices, u32 n, u32 co
     return sum;
 }
 
+// Leaves choices of the best groups as they are, and makes all others the last. Behind the choices are `num_groups`
+// floats of room.
+__device__ __forceinline__ void keep_best_groups(float *choices, u32 num_experts, u32 num_groups, u32 top_groups,
+                                                 u32 group_best) {
+    u32 lane = threadIdx.x & 31, each = num_experts / num_groups;
+    float *sums = choices + num_experts;
+    __syncwarp();
+    for (u32 g = lane; g < num_groups; g += 32) sums[g] = sum_of_best(choices + g * each, each, group_best);
+    __syncwarp();
+    for (u32 e = lane; e < num_experts; e += 32) {
+        u32 own = e / each, better = 0;
+        for (u32 g = 0; g < num_groups; g++) better += sums[g] > sums[own] || (sums[g] == sums[own] && g < own);
+        if (better >= top_groups) choices[e] = -INFINITY_F;
+    }
+}
+
 // Shared: ROUTED · (num_experts + num_groups) floats. `bias` may be null, `num_groups` 0.
 extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32 *experts, u32 experts_stride,
                                      float *weights, u32 weights_stride, const float *bias, u32 num_tokens,
                                      u32 num_experts, u32 top_k, u32 is_sigmoid, u32 normalize, float factor,
                                      u32 num_groups, u32 top_groups, u32 group_best) {
     extern __shared__ float all_choices[];
-    wait_for_previous();
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = blockIdx.x * ROUTED + warp;
+    float *choices = all_choices + warp * (num_experts + num_groups);
+    wait_for_previous();
     if (t >= num_tokens) return;
     const float *row = logits + (u64)t * logits_stride;
-    float *choices = all_choices + warp * (num_experts + num_groups);
-    float max = -INFINITY_F;
+    experts += (u64)t * experts_stride;
+    weights += (u64)t * weights_stride;
+#if !defined(PORTABLE)
+    if (num_experts <= 32 * HELD && top_k <= 32) {
+        // Lane l holds experts l, l + 32, ..., and later choice l.
+        float scores[HELD], max = -INFINITY_F, sum = 0.f, total = 0.f;
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) {
+            u32 e = lane + 32 * i;
+            scores[i] = e < num_experts ? row[e] : -INFINITY_F;
+            max = fmaxf(max, scores[i]);
+        }
+        let_next_start();
+        max = warp_max(max);
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) {
+            scores[i] = expf(is_sigmoid ? -scores[i] : scores[i] - max);
+            if (lane + 32 * i < num_experts) sum += scores[i];
+        }
+        sum = warp_sum(sum);
+        // Numbers that compare as route_key does; of those taken 0, as of a NaN.
+        u32 keys[HELD], left = 0;
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) {
+            u32 e = lane + 32 * i;
+            scores[i] = is_sigmoid ? __fdiv_rn(1.f, 1.f + scores[i]) : __fdiv_rn(scores[i], sum);
+            if (e < num_experts) choices[e] = bias ? scores[i] + bias[e] : scores[i];
+        }
+        if (num_groups) keep_best_groups(choices, num_experts, num_groups, top_groups, group_best);
+        __syncwarp();
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) {
+            u32 e = lane + 32 * i;
+            keys[i] = e < num_experts ? (u32)(route_key(choices[e], e) >> 32) : 0;
+            left |= (e < num_experts ? 1u : 0u) << i;
+        }
+        u32 own = 0;
+        float own_score = 0.f;
+        for (u32 j = 0; j < top_k; j++) {
+            u32 best = 0, expert = ~0u;
+            float score = 0.f;
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) {
+                bool better = (left >> i & 1) && (expert == ~0u || keys[i] > best);
+                best = better ? keys[i] : best;
+                expert = better ? lane + 32 * i : expert;
+                score = better ? scores[i] : score;
+            }
+            u32 highest = __reduce_max_sync(0xffffffffu, best);
+            expert = __reduce_min_sync(0xffffffffu, best == highest ? expert : ~0u);
+            score = __shfl_sync(0xffffffffu, score, expert % 32);
+            if (lane == expert % 32) left &= ~(1u << expert / 32);
+            total += score;
+            if (lane == j) own = expert, own_score = score;
+        }
+        if (lane < top_k) {
+            experts[lane] = (i32)own;
+            weights[lane] = (normalize ? __fdiv_rn(own_score, total) : own_score) * factor;
+        }
+        return;
+    }
+#endif
+    float max = -INFINITY_F, sum = 0.f, total = 0.f;
     for (u32 e = lane; e < num_experts; e += 32) max = fmaxf(max, row[e]);
     max = warp_max(max);
-    float sum = 0.f;
     if (!is_sigmoid) {
         for (u32 e = lane; e < num_experts; e += 32) sum += expf(row[e] - max);
         sum = warp_sum(sum);
@@ -77,79 +154,30 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
     };
     for (u32 e = lane; e < num_experts; e += 32) choices[e] = bias ? score_of(e) + bias[e] : score_of(e);
     let_next_start();
-    if (num_groups) {
-        u32 each = num_experts / num_groups;
-        float *sums = choices + num_experts;
-        __syncwarp();
-        for (u32 g = lane; g < num_groups; g += 32) sums[g] = sum_of_best(choices + g * each, each, group_best);
-        __syncwarp();
+    if (num_groups) keep_best_groups(choices, num_experts, num_groups, top_groups, group_best);
+    // Each round takes the best that comes after the last one taken.
+    u64 last = ~0ull;
+    for (u32 j = 0; j < top_k; j++) {
+        u64 best = 0;
         for (u32 e = lane; e < num_experts; e += 32) {
-            u32 own = e / each, better = 0;
-            for (u32 g = 0; g < num_groups; g++) better += sums[g] > sums[own] || (sums[g] == sums[own] && g < own);
-            if (better >= top_groups) choices[e] = -INFINITY_F;
+            u64 key = route_key(choices[e], e);
+            if (key < last && key > best) best = key;
+        }
+        for (u32 mask = 16; mask > 0; mask >>= 1) {
+            u64 other = __shfl_xor_sync(0xffffffffu, best, mask);
+            best = best < other ? other : best;
+        }
+        last = best;
+        u32 expert = ~(u32)best;
+        float score = score_of(expert);
+        total += score;
+        if (lane == 0) {
+            experts[j] = (i32)expert;
+            weights[j] = normalize ? score : score * factor;
         }
     }
-    float total = 0.f;
-#if !defined(PORTABLE)
-    if (num_experts <= 32 * HELD) {
-        __syncwarp();
-        // Lane l holds experts l, l + 32, ... as numbers that compare as route_key does, and drops those taken.
-        u32 keys[HELD], left = 0;
-#pragma unroll
-        for (u32 i = 0; i < HELD; i++) {
-            u32 e = lane + 32 * i;
-            keys[i] = e < num_experts ? (u32)(route_key(choices[e], e) >> 32) : 0;
-            left |= (e < num_experts ? 1u : 0u) << i;
-        }
-        for (u32 j = 0; j < top_k; j++) {
-            u32 best = 0, expert = ~0u;
-#pragma unroll
-            for (u32 i = 0; i < HELD; i++) {
-                bool better = (left >> i & 1) && (expert == ~0u || keys[i] > best);
-                best = better ? keys[i] : best;
-                expert = better ? lane + 32 * i : expert;
-            }
-            u32 highest = __reduce_max_sync(0xffffffffu, best);
-            expert = __reduce_min_sync(0xffffffffu, best == highest ? expert : ~0u);
-            if (lane == expert % 32) left &= ~(1u << expert / 32);
-            float score = score_of(expert);
-            total += score;
-            if (lane == 0) {
-                experts[(u64)t * experts_stride + j] = (i32)expert;
-                weights[(u64)t * weights_stride + j] = normalize ? score : score * factor;
-            }
-        }
-    } else
-#endif
-    {
-        // Each round takes the best that comes after the last one taken.
-        u64 last = ~0ull;
-        for (u32 j = 0; j < top_k; j++) {
-            u64 best = 0;
-            for (u32 e = lane; e < num_experts; e += 32) {
-                u64 key = route_key(choices[e], e);
-                if (key < last && key > best) best = key;
-            }
-            for (u32 mask = 16; mask > 0; mask >>= 1) {
-                u64 other = __shfl_xor_sync(0xffffffffu, best, mask);
-                best = best < other ? other : best;
-            }
-            last = best;
-            u32 expert = ~(u32)best;
-            float score = score_of(expert);
-            total += score;
-            if (lane == 0) {
-                experts[(u64)t * experts_stride + j] = (i32)expert;
-                weights[(u64)t * weights_stride + j] = normalize ? score : score * factor;
-            }
-        }
-    }
-    if (normalize && lane == 0) {
-        for (u32 j = 0; j < top_k; j++) {
-            float *to = &weights[(u64)t * weights_stride + j];
-            *to = __fdiv_rn(*to, total) * factor;
-        }
-    }
+    if (normalize && lane == 0)
+        for (u32 j = 0; j < top_k; j++) weights[j] = __fdiv_rn(weights[j], total) * factor;
 }
 
 #define LINEAR_THREADS 256
