@@ -240,7 +240,7 @@ impl Kernel for Linear {
         let products = self.products.as_ref();
         if let Some((list, products)) = products.filter(|(_, products)| products.suits(&self.op, &call)) {
             if Products::reads_list(out.len()) {
-                list.encode(encoding, &self.op, experts, call.elsewhere);
+                list.encode(encoding, &self.op, experts, call.elsewhere, None);
             }
             products.encode(encoding, &self.op, &call);
             return Ok(());
@@ -250,7 +250,7 @@ impl Kernel for Linear {
             return Ok(());
         }
         if let (Some((list, products)), Some(_)) = (products, self.pack) {
-            list.encode(encoding, &self.op, experts, call.elsewhere);
+            list.encode(encoding, &self.op, experts, call.elsewhere, None);
             return products.encode_any(encoding, &self.op, &call);
         }
         let choices = out.len() * self.op.top_k;

@@ -1,16 +1,17 @@
 // Before and behind the products of a layer's experts: the list of choices by expert, and the sum of a token's results.
 //
 // Definition: ACT (f16, bf16: moe_combine_add's x, residual and out).
-// moe_list: one block of 1024 threads, shared memory 12 · num_groups bytes; moe_list_parts (where there are clusters):
-// PARTS blocks, for many choices. Groups are the experts from first_expert on; with one more group than experts, that
-// one has all choices of other experts, which are left out without it. moe_combine_add: grid (values of a token in
-// 8 · 256, tokens up to a bound, then in strides), 256 threads; width a multiple of 8, rows at multiples of 16 bytes.
-// It rounds as moe_combine and add do one after another; without a residual it is the former. With `experts` it does
-// not read the results of other experts than those from first_expert on: nobody has written them, and they count as
-// zeros.
+// moe_list: one block of 1024 threads, shared memory 12 · num_groups bytes, and any number of blocks more, which bring
+// the first `near_bytes` of two matrices to the second-level cache: memory has nothing else to do. moe_list_parts
+// (where there are clusters): PARTS blocks, for many choices. Groups are the experts from first_expert on; with one
+// more group than experts, that one has all choices of other experts, which are left out without it. moe_combine_add:
+// grid (values of a token in 8 · 256, tokens up to a bound, then in strides), 256 threads; width a multiple of 8, rows
+// at multiples of 16 bytes. It rounds as moe_combine and add do one after another; without a residual it is the former.
+// With `experts` it does not read the results of other experts than those from first_expert on: nobody has written
+// them, and they count as zeros.
 // check: -DACT=f16
 // check: -DACT=bf16
-#include "common.cuh"
+#include "copies.cuh"
 #include "expert_list.cuh"
 
 #define THREADS 1024
@@ -109,7 +110,15 @@ __device__ __forceinline__ void make_list(const i32 *experts, u32 experts_stride
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     moe_list(const i32 *experts, u32 experts_stride, u32 *list, u32 num_choices, u32 top_k, u32 first_expert,
-             u32 num_experts, u32 num_groups) {
+             u32 num_experts, u32 num_groups, const u8 *matrix, const u8 *matrix_up, u32 near_bytes) {
+    if (blockIdx.x > 0) {
+        for (u32 at = ((blockIdx.x - 1) * THREADS + threadIdx.x) * 128; at < near_bytes;
+             at += (gridDim.x - 1) * THREADS * 128) {
+            bring_near(matrix + at);
+            bring_near(matrix_up + at);
+        }
+        return;
+    }
     make_list<1>(experts, experts_stride, list, num_choices, top_k, first_expert, num_experts, num_groups);
 }
 

@@ -288,8 +288,13 @@ impl Kernel for Experts {
             && let Some([first, second]) = self.calls(compiled, view)
         {
             if Products::reads_list(first.out.len()) {
-                let Plan { gate, elsewhere, .. } = &self.plan;
-                compiled.list.encode(encoding, gate, &first.experts, *elsewhere);
+                let Plan {
+                    gate, elsewhere, nodes, ..
+                } = &self.plan;
+                let matrices = [view(nodes[0][1]), view(nodes[1][1])];
+                compiled
+                    .list
+                    .encode(encoding, gate, &first.experts, *elsewhere, Some(matrices));
             }
             compiled.gate.encode(encoding, &self.plan.gate, &first);
             compiled.down.encode(encoding, &self.plan.down, &second);

@@ -71,7 +71,7 @@ impl Grouped {
     ) {
         let [x, weight, experts, out] = operands;
         let choices = out.len() * op.top_k;
-        self.list.encode(encoding, op, experts, Elsewhere::Zeros);
+        self.list.encode(encoding, op, experts, Elsewhere::Zeros, None);
         let product = [
             Arg::Ptr(x.ptr),
             Arg::U32(x.strides[0]),
@@ -149,6 +149,7 @@ mod tests {
             list: ExpertList {
                 one: Function(1),
                 parts: None,
+                near_bytes: 0,
             },
             product: Function(2),
         };
