@@ -277,7 +277,7 @@ impl EngineHandle {
                 waiting,
                 retry_after_s: 1,
             })?;
-        let (events, receiver) = unbounded_channel();
+        let (messages, receiver) = unbounded_channel();
         let facts = RequestFacts::new(&request);
         let params = Arc::new(request.params);
         let prompt: Arc<[u32]> = request.prompt.into();
@@ -316,7 +316,7 @@ impl EngineHandle {
                 params: params.clone(),
                 row: Arc::new(row),
                 num_eos,
-                events: events.clone(),
+                messages: messages.clone(),
                 arrival: now,
                 first_token: None,
                 queue_ns: 0,

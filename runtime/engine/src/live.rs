@@ -67,9 +67,7 @@ impl Live {
 
     pub(crate) fn admit(&mut self, id: RequestId, mut sequence: Sequence, new: NewRequest, vocab: u32) {
         if sequence.row.prompt.len() == 1 && sequence.prompt_logprobs.take().is_some() {
-            let _ = sequence
-                .events
-                .send((sequence.index, SequenceEvent::Prompt(vec![None])));
+            sequence.tell(SequenceEvent::Prompt(vec![None]));
         }
         if let (Some(lora), Some(adapter)) = (&mut self.lora, &sequence.lora) {
             lora.admit(adapter);
@@ -139,7 +137,7 @@ impl Live {
             collected[at] = Some(scored);
             if at == last {
                 let complete = sequence.prompt_logprobs.take().unwrap_or_default();
-                let _ = sequence.events.send((sequence.index, SequenceEvent::Prompt(complete)));
+                sequence.tell(SequenceEvent::Prompt(complete));
             }
         }
     }
@@ -150,11 +148,10 @@ impl Live {
             let Some(sequence) = self.sequences.get(&id) else {
                 continue;
             };
-            let event = SequenceEvent::HiddenState {
+            sequence.tell(SequenceEvent::HiddenState {
                 values,
                 num_cached_tokens: sequence.num_cached,
-            };
-            let _ = sequence.events.send((sequence.index, event));
+            });
             self.scheduler.finish(id);
             self.end(id, FinishReason::Length);
         }
@@ -184,13 +181,7 @@ impl Live {
                 if let Some(drafting) = &mut sequence.drafting {
                     drafting.push(token);
                 }
-                let event = SequenceEvent::Token {
-                    id: token,
-                    logprobs: result.logprobs(i, j).cloned(),
-                    num_cached_tokens: sequence.num_cached,
-                    finish: finish.clone(),
-                };
-                let _ = sequence.events.send((sequence.index, event));
+                sequence.tell_token(token, result.logprobs(i, j), finish.as_ref());
                 if let Some(finish) = finish {
                     self.scheduler.finish(row.id);
                     self.end(row.id, finish);
@@ -280,7 +271,7 @@ impl Live {
             self.records.send(StatRecord::Finished(record));
         }
         if kind >= 2 {
-            let _ = sequence.events.send((sequence.index, SequenceEvent::Finished(reason)));
+            sequence.tell(SequenceEvent::Finished(reason));
         }
     }
 

@@ -17,13 +17,22 @@ use crate::lora::adapter::Adapter;
 use crate::output::{FinishReason, TokenLogprobs};
 use crate::params::SamplingParams;
 
-/// What a sequence's reader is sent. At most `max_tokens` and two messages a sequence, so the channel needs no bound of
-/// its own.
+/// What the engine's thread sends to the reader of sample `index` of a request. At most `max_tokens` and two messages a
+/// sequence, so the channel needs no bound of its own. Small, as every token of a step is one.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// One more token, of which there is nothing else to say.
+    Token { index: u32, id: u32 },
+    /// All else.
+    Event { index: u32, event: Box<SequenceEvent> },
+}
+
+/// What happened to a sequence.
 #[derive(Debug)]
 pub(crate) enum SequenceEvent {
     /// Prompt log-probabilities are complete.
     Prompt(Vec<Option<TokenLogprobs>>),
-    /// A token came.
+    /// A token came: the first, the last, or one with log-probabilities.
     Token {
         id: u32,
         logprobs: Option<TokenLogprobs>,
@@ -88,7 +97,7 @@ pub(crate) struct Sequence {
     /// What its device row must know. Its stops are end-of-sequence ids first, then the request's own.
     pub row: Arc<RowSpec>,
     pub num_eos: usize,
-    pub events: UnboundedSender<(u32, SequenceEvent)>,
+    pub messages: UnboundedSender<Message>,
     pub arrival: Instant,
     pub first_token: Option<Instant>,
     pub queue_ns: u64,
@@ -109,6 +118,29 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
+    /// Tells its reader, who may be gone.
+    pub(crate) fn tell(&self, event: SequenceEvent) {
+        let _ = self.messages.send(Message::Event {
+            index: self.index,
+            event: Box::new(event),
+        });
+    }
+
+    /// Tells its reader of a token.
+    pub(crate) fn tell_token(&self, id: u32, logprobs: Option<&TokenLogprobs>, finish: Option<&FinishReason>) {
+        if self.num_output > 1 && logprobs.is_none() && finish.is_none() {
+            let index = self.index;
+            let _ = self.messages.send(Message::Token { index, id });
+            return;
+        }
+        self.tell(SequenceEvent::Token {
+            id,
+            logprobs: logprobs.cloned(),
+            num_cached_tokens: self.num_cached,
+            finish: finish.cloned(),
+        });
+    }
+
     /// How a token ends the sequence, if it does.
     pub(crate) fn stop_reason(&self, token: u32) -> Option<FinishReason> {
         if self.num_output < self.params.min_tokens {

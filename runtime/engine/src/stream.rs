@@ -13,12 +13,12 @@ use crate::command::Command;
 use crate::output::{CompletionOutput, FinishReason, OutputChunk, RequestOutput, TokenLogprobs};
 use crate::params::SamplingParams;
 use crate::placement::LoadShare;
-use crate::sequence::SequenceEvent;
+use crate::sequence::{Message, SequenceEvent};
 use crate::shared::Shared;
 
-/// What a token that its reader has not taken costs, without log-probabilities: the operator guide states the bound
-/// that follows.
-const _: () = assert!(size_of::<(u32, SequenceEvent)>() <= 96);
+/// What a token that its reader has not taken costs, without log-probabilities and with: the operator guide states the
+/// bound that follows.
+const _: () = assert!(size_of::<Message>() <= 16 && size_of::<SequenceEvent>() <= 96);
 
 /// Output of one request. Dropping it before the end cancels what still runs.
 pub struct OutputStream {
@@ -26,7 +26,7 @@ pub struct OutputStream {
     prompt: Arc<[u32]>,
     params: Arc<SamplingParams>,
     first: u64,
-    events: UnboundedReceiver<(u32, SequenceEvent)>,
+    messages: UnboundedReceiver<Message>,
     commands: Sender<Command>,
     shared: Arc<Shared>,
     samples: Vec<Sample>,
@@ -40,6 +40,8 @@ struct Sample {
     detokenizer: Detokenizer,
     stops: StopChecker,
     num_tokens: u32,
+    /// Prompt tokens taken from the prefix cache, as its first token says.
+    num_cached_tokens: u32,
     done: bool,
 }
 
@@ -50,7 +52,7 @@ impl OutputStream {
         prompt: Arc<[u32]>,
         params: Arc<SamplingParams>,
         first: u64,
-        events: UnboundedReceiver<(u32, SequenceEvent)>,
+        messages: UnboundedReceiver<Message>,
         (commands, shared): (Sender<Command>, Arc<Shared>),
     ) -> OutputStream {
         let checker = || {
@@ -64,6 +66,7 @@ impl OutputStream {
                     detokenizer: detokenizer.keeping(&params.kept_special_tokens),
                     stops: checker()?,
                     num_tokens: 0,
+                    num_cached_tokens: 0,
                     done: false,
                 })
             })
@@ -74,7 +77,7 @@ impl OutputStream {
             prompt,
             params,
             first,
-            events,
+            messages,
             commands,
             shared,
             samples,
@@ -93,8 +96,8 @@ impl OutputStream {
             if self.live == 0 {
                 return None;
             }
-            let event = self.events.recv().await;
-            self.take(event);
+            let message = self.messages.recv().await;
+            self.take(message);
         }
     }
 
@@ -107,8 +110,8 @@ impl OutputStream {
             if self.live == 0 {
                 return None;
             }
-            let event = self.events.blocking_recv();
-            self.take(event);
+            let message = self.messages.blocking_recv();
+            self.take(message);
         }
     }
 
@@ -153,8 +156,8 @@ impl OutputStream {
         }
     }
 
-    fn take(&mut self, event: Option<(u32, SequenceEvent)>) {
-        let Some((index, event)) = event else {
+    fn take(&mut self, message: Option<Message>) {
+        let Some(message) = message else {
             // It was sent when the engine had just ended, which then says why.
             let stopped = self.shared.stopped();
             let reason = stopped.unwrap_or_else(|| "the engine thread is gone; see the log".to_string());
@@ -163,12 +166,14 @@ impl OutputStream {
             }
             return;
         };
+        let (Message::Token { index, .. } | Message::Event { index, .. }) = message;
         if self.samples[index as usize].done {
             return;
         }
-        if let (SequenceEvent::Token { .. }, Some(share)) = (&event, &mut self.share) {
-            share.token();
-        }
+        let event = match message {
+            Message::Token { id, .. } => return self.token(index, id, None, None),
+            Message::Event { event, .. } => *event,
+        };
         match event {
             SequenceEvent::Prompt(logprobs) => {
                 self.ready.push_back(OutputChunk {
@@ -182,11 +187,8 @@ impl OutputStream {
                 num_cached_tokens,
                 finish,
             } => {
-                let chunk = self.token(index, id, logprobs, finish);
-                self.ready.push_back(OutputChunk {
-                    num_cached_tokens,
-                    ..chunk
-                });
+                self.samples[index as usize].num_cached_tokens = num_cached_tokens;
+                self.token(index, id, logprobs, finish);
             }
             SequenceEvent::HiddenState {
                 values,
@@ -205,13 +207,10 @@ impl OutputStream {
         }
     }
 
-    fn token(
-        &mut self,
-        index: u32,
-        id: u32,
-        logprobs: Option<TokenLogprobs>,
-        finish: Option<FinishReason>,
-    ) -> OutputChunk {
+    fn token(&mut self, index: u32, id: u32, logprobs: Option<TokenLogprobs>, finish: Option<FinishReason>) {
+        if let Some(share) = &mut self.share {
+            share.token();
+        }
         let sample = &mut self.samples[index as usize];
         sample.num_tokens += 1;
         let ends_by_token = matches!(finish, Some(FinishReason::Eos | FinishReason::StopToken(_)));
@@ -244,13 +243,15 @@ impl OutputStream {
             sample.done = true;
             self.live -= 1;
         }
-        OutputChunk {
+        let num_cached_tokens = sample.num_cached_tokens;
+        self.ready.push_back(OutputChunk {
             text,
             token_ids: vec![id],
             logprobs: logprobs.map(|l| vec![l]),
+            num_cached_tokens,
             finish,
             ..OutputChunk::empty(index)
-        }
+        });
     }
 
     fn finish(&mut self, index: u32, reason: FinishReason) {
