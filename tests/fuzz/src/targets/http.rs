@@ -153,6 +153,7 @@ fn to_routes(routes: &'static [&'static str]) -> Case {
         if number.is_multiple_of(16) {
             runtime.block_on(leave_early(&server, route, input));
         }
+        runtime.block_on(queue_is_empty(&server));
         let taken = runtime.block_on(ask(&server, route, input));
         let health = runtime.block_on(server.get("/health"));
         assert_eq!(health.status, StatusCode::OK, "after {route}: {}", health.text);
@@ -160,13 +161,17 @@ fn to_routes(routes: &'static [&'static str]) -> Case {
     })
 }
 
-/// Sends a body and drops the answer before it is read. Its requests leave the queue soon, and with them the reason to
-/// refuse the next ones.
+/// Sends a body and drops the answer before it is read.
 async fn leave_early(server: &TestServer, route: &str, input: &[u8]) {
     use tower::ServiceExt as _;
     let request = request(route, input);
     let answer = server.router.clone().oneshot(request).await;
     drop(answer);
+}
+
+/// Requests that nobody waits for leave the queue soon, and with them the reason to refuse the next ones: those of an
+/// answer that was dropped, and those of a body that was refused when some of its prompts were already submitted.
+async fn queue_is_empty(server: &TestServer) {
     while server.state.engine.stats().num_waiting > 0 {
         tokio::task::yield_now().await;
     }
