@@ -1,5 +1,5 @@
-// The stream of a decode kernel: a block's position on the line of work, and the copies of its tiles of keys and values
-// into the rings of its warps. attention_decode.cu explains the definitions.
+// The stream of a decode kernel: a warp's position on the line of work, and the copies of its tiles of keys and values
+// into its ring. attention_decode.cu explains the definitions.
 #pragma once
 #include "kv_codes.cuh"
 
@@ -26,7 +26,7 @@ struct Sequence {
     i32 keys;
 };
 
-// One share's view of the batch.
+// What warps know of the batch.
 struct Work {
     const Sequence *sequences;
     u32 S, num_kv_heads, window;
@@ -41,10 +41,11 @@ __device__ __forceinline__ u32 share_of(u32 total, u32 of_item) {
 }
 
 // Whether `warps` warps take whole items, equally many each: if the longest part that one can have is at most 1.6 times
-// an equal share. Items that are cut cost more than that.
+// an equal share, and four tiles longer. Items that are cut cost more than that.
 __device__ __forceinline__ bool whole_items(const Work &work, u32 total, u32 warps) {
     u32 each = (work.S * work.num_kv_heads + warps - 1) / warps, most = (u32)work.sequences[work.S].keys;
-    return most < SEVERAL_TOKENS && (u64)each * most * warps * 10 <= (u64)total * 16;
+    u64 longest = (u64)each * most * warps;
+    return most < SEVERAL_TOKENS && longest * 10 <= (u64)total * 16 && longest <= (u64)total + 4 * warps;
 }
 
 // Where item `item` of the KV heads of all sequences begins, if none on the line has several tokens.
@@ -328,7 +329,7 @@ __device__ __forceinline__ u32 take(Ring &ring) {
 
 // The order in which a warp's tiles are fetched; table entries are read one tile ahead.
 struct Fetch {
-    u32 x, end, s;      // tile of the line; end of the share; its sequence
+    u32 x, end, s;      // tile of the line; end of what is fetched in a row; its sequence
     u32 head, tile;     // KV head, tile of the sequence
     i32 keys;
     i32 page[PIECES];   // of tile x

@@ -2,9 +2,9 @@
 // equal share of all keys and values of the batch through shared memory.
 //
 // The work is a line of tiles of 64 keys: sequence by sequence, query token by query token, KV head by KV head. An item
-// is a query token and a KV head. Where items are as many as warps or more, and of similar lengths, each warp takes
-// equally many, whole. Else blocks cut the line into equal shares, and warps cut those. All of it is found on the
-// device from seq_lens; so one long sequence and hundreds of short ones both fill the device.
+// is a query token and a KV head. Where no warp gets much more than an equal share so, each takes whole items, equally
+// many. Else blocks cut the line into equal shares, and warps cut those. All of it is found on the device from
+// seq_lens; so one long sequence and hundreds of short ones both fill the device.
 //
 // A warp has its own ring of buffers, which hold keys and values of its tiles in turn, and refills each as it empties.
 // It asks for the query of its next item while it works on one, and writes the results of items that are all its own.
@@ -242,8 +242,10 @@ __device__ __forceinline__ void hand_over(const Output &output, const Item &item
     put_sums(partial, HEAD_DIM, (float2 *)(partial + GROUP * HEAD_DIM), softmax);
     __syncwarp();
     u32 adds = lane == 0 && is_last(output, first_block, last_block);
-    if (__shfl_sync(0xffffffffu, adds, 0))
-        add_blocks(output, item.token, item.kv_head, first_block, last_block, lane, 32);
+    adds = __shfl_sync(0xffffffffu, adds, 0);
+    // The others' reads come behind the first lane's fence.
+    __syncwarp();
+    if (adds) add_blocks(output, item.token, item.kv_head, first_block, last_block, lane, 32);
 }
 
 // Writes the result of an item of this warp alone.
@@ -517,8 +519,8 @@ extern "C" __global__ void BOUNDS attention_decode(
     for (u32 w = 0; w < WARPS; w++) marks |= marks_of(shared, w) << w * MARKS;
     constexpr u32 every = (1u << WARPS * MARKS) / ((1 << MARKS) - 1);
 #pragma unroll 1
-    for (u32 starts = marks & (LEFT_BEFORE | every * LEFT_BEHIND); starts; starts &= starts - 1) {
-        u32 at = __ffs(starts) - 1, place = at % MARKS > 0;
+    for (u32 first = marks & (LEFT_BEFORE | every * LEFT_BEHIND); first; first &= first - 1) {
+        u32 at = __ffs(first) - 1, place = at % MARKS > 0;
         Parts parts = {at / MARKS, place, at / MARKS};
         bool behind = place || marks & LEFT_THROUGH;
         while (behind && marks >> (parts.last + 1) * MARKS & LEFT_BEFORE) {

@@ -100,7 +100,7 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
             if (lane + 32 * i < num_experts) sum += scores[i];
         }
         sum = warp_sum(sum);
-        // Numbers that compare as route_key does; of those taken 0, as of a NaN.
+        // Numbers that compare as route_key does, and which of them are not taken yet.
         u32 keys[HELD], left = 0;
 #pragma unroll
         for (u32 i = 0; i < HELD; i++) {

@@ -2,7 +2,7 @@
 //
 // Definition: ACT (f16, bf16: moe_combine_add's x, residual and out).
 // moe_list: one block of 1024 threads, shared memory 12 · num_groups bytes, and any number of blocks more, which bring
-// the first `near_bytes` of two matrices to the second-level cache: memory has nothing else to do. moe_list_parts
+// the first `near_bytes` of two matrices to the second-level cache: memory is idle then. moe_list_parts
 // (where there are clusters): PARTS blocks, for many choices. Groups are the experts from first_expert on; with one
 // more group than experts, that one has all choices of other experts, which are left out without it. moe_combine_add:
 // grid (values of a token in 8 · 256, tokens up to a bound, then in strides), 256 threads; width a multiple of 8, rows

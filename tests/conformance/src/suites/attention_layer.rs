@@ -55,27 +55,37 @@ const BATCHES: [Batch; 5] = [
     },
 ];
 
-/// Sequences of a row each that decode, of up to `most` keys.
-const fn decodes<const COUNT: usize>(most: u32) -> [(i32, u32, u32); COUNT] {
-    let mut seqs = [(0, 1, 0); COUNT];
+/// Sequences of a row each, of up to `most` keys. They compute as many tokens as `tokens` has in turn; those of none
+/// are padding.
+const fn sequences<const COUNT: usize>(most: u32, tokens: &[u32]) -> [(i32, u32, u32); COUNT] {
+    let mut seqs = [(-1, 0, 0); COUNT];
     let mut i = 0;
     while i < COUNT {
-        seqs[i] = (i as i32, 1, i as u32 * 53 % most + 1);
+        let query_len = tokens[i % tokens.len()];
+        if query_len > 0 {
+            seqs[i] = (i as i32, query_len, i as u32 * 53 % most + query_len);
+        }
         i += 1;
     }
     seqs
 }
 
-/// More work than a device has blocks: sequences of about equal length, which need not be cut, and of any length.
-const MANY: [Batch; 2] = [
+/// Work for all warps of a device: sequences of about equal length, which need not be cut, of any length, and of as
+/// many tokens as sequences, but not one each.
+const MANY: [Batch; 3] = [
     Batch {
-        name: "340 short decodes",
-        seqs: &decodes::<340>(64),
-        pad_tokens: 0,
+        name: "600 short decodes, 100 rows of padding",
+        seqs: &sequences::<700>(64, &[1, 1, 1, 0, 1, 1, 1]),
+        pad_tokens: 100,
     },
     Batch {
         name: "100 decodes",
-        seqs: &decodes::<100>(300),
+        seqs: &sequences::<100>(300, &[1]),
+        pad_tokens: 0,
+    },
+    Batch {
+        name: "28 sequences of one and two tokens, 14 rows of padding",
+        seqs: &sequences::<42>(200, &[2, 0, 1]),
         pad_tokens: 0,
     },
 ];

@@ -133,6 +133,14 @@ impl Form {
             && self.group <= 8
     }
 
+    /// Whether few sequences run in blocks of their own, where all others run in blocks of this shape: they are small
+    /// enough, and another function, as a function has one division of a multiprocessor's memory.
+    fn has_small_batches(&self, (warps, ring, _): (u32, u32, u32)) -> bool {
+        let seqs = SMALL_BATCH_SEQS.min(self.max_seqs);
+        let fits = self.fixed_shared_bytes(warps, 2) + sequence_bytes(seqs) <= SMALL_BATCH_SHARED_BYTES;
+        fits && (ring != 2 || self.may_hold())
+    }
+
     /// Scratch: what two cut items of every block leave.
     pub(in crate::ops) fn scratch_bytes(&self) -> u64 {
         2 * u64::from(MAX_BLOCKS) * u64::from(self.group) * u64::from(self.head_dim + 4) * 4
@@ -256,12 +264,13 @@ impl Decode {
         let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {
             return Ok(None);
         };
-        let warps = shape.0;
         let seqs = SMALL_BATCH_SEQS.min(form.max_seqs);
-        let fits = form.fixed_shared_bytes(warps, 2) + sequence_bytes(seqs) <= SMALL_BATCH_SHARED_BYTES;
+        let warps = shape.0;
         let any = || Variant::prepare(cx, form, shape, form.max_seqs, false);
         let small_batch = || match form.rope {
-            Some(_) if fits => Variant::prepare(cx, form, (warps, 2, 1), seqs, form.may_hold()),
+            Some(_) if form.has_small_batches(shape) => {
+                Variant::prepare(cx, form, (warps, 2, 1), seqs, form.may_hold())
+            }
             _ => Ok(None),
         };
         let (any, small_batch) = both(any, small_batch)?;
@@ -449,6 +458,25 @@ mod tests {
             ..held
         };
         assert!(!narrow.may_hold());
+    }
+
+    #[test]
+    fn few_sequences_have_a_function_of_their_own_or_none() {
+        let rope = |norm| FusedRope {
+            rotary_dim: 64,
+            interleaved: false,
+            norm,
+        };
+        let (held, normed) = (
+            form(64, 3, 256).with_rope(rope(false)),
+            form(64, 3, 256).with_rope(rope(true)),
+        );
+        assert_eq!(held.shape(227 << 10), Some((4, 2, 2)));
+        assert_eq!(normed.shape(227 << 10), Some((4, 2, 2)));
+        assert!(held.has_small_batches((4, 2, 2)), "it holds keys in registers");
+        assert!(!normed.has_small_batches((4, 2, 2)), "it would be the same function");
+        assert!(normed.has_small_batches((4, 3, 2)), "two buffers instead of three");
+        assert!(!form(128, 4, 256).has_small_batches((4, 2, 1)), "too large");
     }
 
     #[test]
