@@ -112,25 +112,14 @@ impl ExpertList {
 
 #[cfg(test)]
 mod tests {
-    use halyard_platform_api::{DType, WeightFormat};
+    use halyard_platform_api::DType;
 
+    use super::super::support::eight_experts;
     use super::*;
     use crate::encoding::Command;
 
     #[test]
     fn matrices_come_near_where_most_experts_are_chosen() {
-        let op = ops::MoeLinear {
-            in_features: 64,
-            out_features: 70,
-            num_experts: 8,
-            top_k: 2,
-            weight: WeightFormat::BF16,
-            dtype: DType::BF16,
-            max_tokens: 100,
-            first_expert: 0,
-            total_experts: 0,
-            allow_quantized_act: false,
-        };
         let bytes = |ptr, count| View {
             ptr,
             shape: [count, 0, 0, 0],
@@ -153,7 +142,7 @@ mod tests {
                 rank: 2,
                 ptr: 16,
             };
-            list(near_bytes).encode(&mut encoding, &op, &experts, Elsewhere::Zeros, matrices);
+            list(near_bytes).encode(&mut encoding, &eight_experts(), &experts, Elsewhere::Zeros, matrices);
             match (&encoding.commands[..], encoding.args.last()) {
                 ([Command::Launch(launch)], Some(&Arg::U32(bytes))) => (launch.grid[0], bytes),
                 _ => panic!("one launch that ends in a number of bytes"),

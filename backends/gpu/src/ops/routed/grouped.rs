@@ -102,24 +102,8 @@ impl Grouped {
 
 #[cfg(test)]
 mod tests {
-    use halyard_platform_api::WeightFormat;
-
+    use super::super::support::eight_experts as op;
     use super::*;
-
-    fn op() -> ops::MoeLinear {
-        ops::MoeLinear {
-            in_features: 64,
-            out_features: 70,
-            num_experts: 8,
-            top_k: 2,
-            weight: WeightFormat::BF16,
-            dtype: DType::BF16,
-            max_tokens: 100,
-            first_expert: 0,
-            total_experts: 0,
-            allow_quantized_act: false,
-        }
-    }
 
     fn view(shape: [u32; 3]) -> View {
         View {

@@ -3,6 +3,8 @@
 
 use halyard_kernels_gpu::Source;
 use halyard_platform_api::{DType, Error, Result};
+#[cfg(test)]
+use halyard_platform_api::{WeightFormat, ops};
 
 use crate::driver::{DevicePtr, Function};
 use crate::kernel::Preparation;
@@ -94,5 +96,22 @@ impl Entry {
     pub(super) fn get(&self) -> Result<Function> {
         self.function
             .ok_or_else(|| Error::invalid(format!("{} is encoded before it is prepared", self.name)))
+    }
+}
+
+/// An op of tests: 8 experts, of which a token chooses 2.
+#[cfg(test)]
+pub(super) fn eight_experts() -> ops::MoeLinear {
+    ops::MoeLinear {
+        in_features: 64,
+        out_features: 70,
+        num_experts: 8,
+        top_k: 2,
+        weight: WeightFormat::BF16,
+        dtype: DType::BF16,
+        max_tokens: 100,
+        first_expert: 0,
+        total_experts: 0,
+        allow_quantized_act: false,
     }
 }
