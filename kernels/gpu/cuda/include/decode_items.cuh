@@ -70,7 +70,7 @@ __device__ __forceinline__ Item item_at(const Work &work, u32 x, u32 end, u32 s)
     u32 index = query_index(work, place.item);
     i32 query_len = query_len_of(work, s), window = (i32)work.window;
     item.begin = x;
-    item.end = end - x < place.tiles - place.tile ? end : x + place.tiles - place.tile;
+    item.end = end < place.line_end ? end : place.line_end;
     item.tile_key = (i32)((place.first_tile + place.tile) * TILE);
     item.keys = work.sequences[s].keys;
     item.first_new = item.keys - query_len;
@@ -79,8 +79,8 @@ __device__ __forceinline__ Item item_at(const Work &work, u32 x, u32 end, u32 s)
     item.kv_head = place.item - index * work.num_kv_heads;
     item.first_token = work.sequences[s].start;
     item.token = (u32)item.first_token + index;
-    item.line = x - place.tile;
-    item.line_end = item.line + place.tiles;
+    item.line = place.line;
+    item.line_end = place.line_end;
     return item;
 }
 

@@ -60,6 +60,7 @@ struct Place {
     // sequence; its item (query token * num_kv_heads + KV head); tile of the item, and how many there are
     u32 s, item, tile, tiles;
     u32 first_tile;           // tiles before the item's first, of the sequence
+    u32 line, line_end;       // the item's tiles on the line
 };
 
 __device__ __forceinline__ u32 first_tile_of(u32 window, i32 keys, i32 query_len) {
@@ -96,13 +97,9 @@ __device__ __forceinline__ Place place_of(const Work &work, u32 x, u32 s) {
     u32 inside = x - work.sequences[s].before * work.num_kv_heads;
     place.item = inside / place.tiles;
     place.tile = inside - place.item * place.tiles;
+    place.line = x - place.tile;
+    place.line_end = place.line + place.tiles;
     return place;
-}
-
-// Where the item of tile `x` ends.
-__device__ __forceinline__ u32 item_end(const Work &work, u32 x, u32 s) {
-    Place place = place_of(work, x, s);
-    return x - place.tile + place.tiles;
 }
 
 // Tiles of a sequence on the line, of one KV head.

@@ -421,11 +421,11 @@ extern "C" __global__ void BOUNDS attention_decode(
         own_end = line_of(work, (u32)((u64)items * (number + 1) / warps));
     }
     u32 first_s = sequence_at(work, own, 0), tail = own, s = first_s;
-    if (!whole && own < own_end && own_end == end && item_end(work, own, first_s) < end) {
+    if (!whole && own < own_end && own_end == end && place_of(work, own, first_s).line_end < end) {
         // An item that it begins and another block ends comes first.
         u32 last_s = sequence_at(work, end - 1, first_s);
         Place place = place_of(work, end - 1, last_s);
-        if (end - 1 - place.tile + place.tiles > end) tail = end - 1 - place.tile, s = last_s;
+        if (place.line_end > end) tail = place.line, s = last_s;
     }
 
     Ring ring = {shared_address(shared) + warp * RING * UNIT_BYTES, barriers + warp * RING * 8, 0, 0};

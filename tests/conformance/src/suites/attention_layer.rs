@@ -166,9 +166,8 @@ pub(super) fn block_size(device: &dyn Device) -> u32 {
 
 /// Tables, slots and positions of a batch, of at least 5 rows.
 pub(super) struct Paged {
-    /// Block table, its rows and its width.
+    /// Block table, and its width.
     pub table: Vec<i32>,
-    pub rows: u32,
     pub max_blocks: u32,
     pub pages: u32,
     /// Slots of earlier tokens, and of the step's.
@@ -186,7 +185,6 @@ pub(super) fn paged(random: &mut Random, batch: &Batch, block_size: u32) -> Page
     let mut free = random.permutation(pages as usize).into_iter();
     let mut paged = Paged {
         table: vec![-1; (rows * max_blocks) as usize],
-        rows,
         max_blocks,
         pages,
         prefix: vec![-1],
@@ -229,9 +227,10 @@ impl Paged {
             check: Check::Ignored,
             ..Arg::bytes(DType::U8, &[0], Vec::new())
         };
+        let rows = self.table.len() as u32 / self.max_blocks;
         [
             cache,
-            Arg::ints(&[self.rows, self.max_blocks], &self.table),
+            Arg::ints(&[rows, self.max_blocks], &self.table),
             Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.0).collect::<Vec<_>>()),
             Arg::ints(&[seqs + 1], &self.starts),
             Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.2 as i32).collect::<Vec<_>>()),

@@ -133,12 +133,17 @@ impl Form {
             && self.group <= 8
     }
 
-    /// Whether few sequences run in blocks of their own, where all others run in blocks of this shape: they are small
-    /// enough, and another function, as a function has one division of a multiprocessor's memory.
+    /// Most sequences of a small batch.
+    fn small_batch_seqs(&self) -> u32 {
+        SMALL_BATCH_SEQS.min(self.max_seqs)
+    }
+
+    /// Whether few sequences run in blocks of their own, where all others run in blocks of this shape: in the fused
+    /// form, if they are small enough, and another function, as a function has one division of a multiprocessor's
+    /// memory.
     fn has_small_batches(&self, (warps, ring, _): (u32, u32, u32)) -> bool {
-        let seqs = SMALL_BATCH_SEQS.min(self.max_seqs);
-        let fits = self.fixed_shared_bytes(warps, 2) + sequence_bytes(seqs) <= SMALL_BATCH_SHARED_BYTES;
-        fits && (ring != 2 || self.may_hold())
+        let bytes = self.fixed_shared_bytes(warps, 2) + sequence_bytes(self.small_batch_seqs());
+        self.rope.is_some() && bytes <= SMALL_BATCH_SHARED_BYTES && (ring != 2 || self.may_hold())
     }
 
     /// Scratch: what two cut items of every block leave.
@@ -264,14 +269,10 @@ impl Decode {
         let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {
             return Ok(None);
         };
-        let seqs = SMALL_BATCH_SEQS.min(form.max_seqs);
-        let warps = shape.0;
         let any = || Variant::prepare(cx, form, shape, form.max_seqs, false);
-        let small_batch = || match form.rope {
-            Some(_) if form.has_small_batches(shape) => {
-                Variant::prepare(cx, form, (warps, 2, 1), seqs, form.may_hold())
-            }
-            _ => Ok(None),
+        let small_batch = || match form.has_small_batches(shape) {
+            true => Variant::prepare(cx, form, (shape.0, 2, 1), form.small_batch_seqs(), form.may_hold()),
+            false => Ok(None),
         };
         let (any, small_batch) = both(any, small_batch)?;
         let Some(any) = any else {
@@ -407,6 +408,14 @@ mod tests {
         }
     }
 
+    fn rope(norm: bool) -> FusedRope {
+        FusedRope {
+            rotary_dim: 64,
+            interleaved: false,
+            norm,
+        }
+    }
+
     #[test]
     fn shapes_fit_in_shared_memory_of_each_generation() {
         // 9.0: 227 KiB a block; 8.0: 163; 8.6 and 8.9: 99.
@@ -442,11 +451,6 @@ mod tests {
 
     #[test]
     fn short_heads_of_the_cache_s_type_may_be_held_in_registers() {
-        let rope = |norm| FusedRope {
-            rotary_dim: 64,
-            interleaved: false,
-            norm,
-        };
         let held = form(64, 3, 512).with_rope(rope(false));
         assert!(held.may_hold());
         assert!(!form(64, 3, 512).may_hold(), "not the fused form");
@@ -462,11 +466,6 @@ mod tests {
 
     #[test]
     fn few_sequences_have_a_function_of_their_own_or_none() {
-        let rope = |norm| FusedRope {
-            rotary_dim: 64,
-            interleaved: false,
-            norm,
-        };
         let (held, normed) = (
             form(64, 3, 256).with_rope(rope(false)),
             form(64, 3, 256).with_rope(rope(true)),
@@ -476,7 +475,9 @@ mod tests {
         assert!(held.has_small_batches((4, 2, 2)), "it holds keys in registers");
         assert!(!normed.has_small_batches((4, 2, 2)), "it would be the same function");
         assert!(normed.has_small_batches((4, 3, 2)), "two buffers instead of three");
-        assert!(!form(128, 4, 256).has_small_batches((4, 2, 1)), "too large");
+        let large = form(128, 4, 256).with_rope(rope(false));
+        assert!(!large.has_small_batches((4, 3, 1)), "too large");
+        assert!(!form(64, 3, 256).has_small_batches((4, 3, 2)), "not the fused form");
     }
 
     #[test]
