@@ -93,10 +93,7 @@ fn tokens_in_tiles(node: &Node, cx: &Preparation<'_>) -> u32 {
     match &node.spec {
         OpSpec::Linear(op) => {
             let layout = WeightLayout::of(op);
-            match DenseTiles::takes(op, layout, false, cx.facts(), cx.policy()) {
-                true => DenseTiles::most_tokens(layout),
-                false => 0,
-            }
+            DenseTiles::most_tokens(op, layout, false, cx.facts(), cx.policy())
         }
         _ => 0,
     }

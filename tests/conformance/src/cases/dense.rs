@@ -111,6 +111,11 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (40, 592, 968, true, true, 8),
         (33, 1544, 584, false, true, 0),
         (64, 2056, 2056, true, false, 0),
+        // More tokens over the least of them.
+        (70, 1544, 584, false, true, 8),
+        (128, 592, 968, true, true, 0),
+        (200, 592, 968, false, false, 8),
+        (256, 1032, 1536, true, true, 0),
     ];
     // The same in bytes; over 8-bit weights few tokens take such ways, too.
     let large_in_bytes = [

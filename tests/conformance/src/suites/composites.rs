@@ -113,6 +113,18 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, options: &Options, r
             tokens: 50,
             ..LARGE
         },
+        Block {
+            width: 584,
+            inner: 1544,
+            tokens: 100,
+            ..LARGE
+        },
+        Block {
+            width: 584,
+            inner: 776,
+            tokens: 200,
+            ..LARGE
+        },
         LARGE_IN_BYTES,
         WIDE_IN_BYTES,
         Block {

@@ -94,7 +94,8 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
     let there = |path: &PathName| !missing.contains(path);
     let matrix_units = facts.matrix_units && layout.takes_small_batches(op);
     let dots = dots::takes(layout) && op.allow_quantized_act && policy.integer_dots;
-    let dense_tiles = facts.matrix_units && DenseTiles::takes(op, layout, false, facts, policy);
+    let most_in_tiles = DenseTiles::most_tokens(op, layout, false, facts, policy);
+    let dense_tiles = facts.matrix_units && most_in_tiles > 0;
 
     let own_tokens = own_tokens(of, matrix_units, facts, policy);
     let row_bytes = u64::from(op.in_features) * op.act.bytes() as u64;
@@ -146,7 +147,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
         false => PathName::Layout,
     };
     let choices = [
-        dense_tiles.then_some((tiled(DenseTiles::most_tokens(layout)), PathName::DenseTiles)),
+        dense_tiles.then_some((tiled(most_in_tiles), PathName::DenseTiles)),
         scaled_tiles.then_some((tiled(scaled_tiles::MAX_TOKENS), PathName::ScaledTiles)),
         groups_tiles.then_some((tiled(most_in_groups), PathName::GroupsTiles)),
         small_batch.then_some((own, PathName::SmallBatch)),

@@ -63,6 +63,12 @@ const SMALL_RINGS: [Ring; 3] = [
     Ring::new(32, [10, 10], 1..=4, 50),
     Ring::new(16, [10, 10], 1..=4, 33),
 ];
+/// Most bytes of a matrix for which these also do better than the library with 65 to 128 tokens, and up to 256.
+/// Measured on an H200, ms a step by the library and by tiles: a 135M model (matrices of at most 3.4 MiB) with 128 and
+/// 256 tokens 1.38 and 1.54, 1.14 and 1.38; 0.6B (4 to 12 MiB) with 128 2.24 and 2.06; 1B (8 to 64 MiB), all of them in
+/// tiles, with 256 2.15 and 2.60.
+const SMALL_BYTES: u64 = 8 << 20;
+const SMALLEST_BYTES: u64 = 4 << 20;
 /// Pieces that each of them has at least.
 const MIN_PIECES: u32 = 4;
 
@@ -117,12 +123,12 @@ fn at_once(splits: u32, num_sms: u32) -> u32 {
     }
 }
 
-/// The form for a matrix of `n` rows of so many bytes: all blocks run at a time, and there are enough of them for
-/// memory to be busy.
-fn form(rings: &[Ring], n: u32, row_bytes: u32, facts: &Facts) -> Option<Form> {
+/// The form for a matrix of `n` rows of so many bytes, where `over` blocks take each tile's rows for some of the tokens
+/// each: all blocks run at a time, and there are enough of them for memory to be busy.
+fn form(rings: &[Ring], n: u32, row_bytes: u32, over: u32, facts: &Facts) -> Option<Form> {
     let sms = facts.num_sms;
     rings.iter().find_map(|ring| {
-        let (rows, stages, tiles) = (ring.rows, ring.stages, n.div_ceil(ring.rows));
+        let (rows, stages, tiles) = (ring.rows, ring.stages, n.div_ceil(ring.rows) * over);
         let runs =
             |&splits: &u32| tiles * splits <= at_once(splits, sms) && row_bytes / ROW_BYTES >= splits * MIN_PIECES;
         let splits = ring.splits.clone().rev().find(runs)?;
@@ -137,8 +143,35 @@ fn form(rings: &[Ring], n: u32, row_bytes: u32, facts: &Facts) -> Option<Form> {
     })
 }
 
-/// The form for a linear; with `gated`, one whose results have a gate's row and an up part's each.
-fn form_of(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts, policy: &Policy) -> Option<Form> {
+/// Calls of up to so many tokens, in blocks of the number of tokens of an index, each of a form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Calls {
+    most: u32,
+    of: usize,
+    form: Form,
+}
+
+impl Calls {
+    const fn new(most: u32, of: usize, form: Form) -> Calls {
+        Calls { most, of, form }
+    }
+}
+
+/// The calls for which tiles do better than the library, ascending; none where there is no form for them. With `gated`
+/// each result has a gate's row and an up part's. Measured on an H200, a step of an 8B model with 72 and 128 tokens: in
+/// bf16 6.00 and 6.51 ms, 5.66 and 6.40 by the library; in 8 bits 4.62 and 5.10 ms, by the library 5.15 with 65 tokens
+/// and 5.69 with 128. Small matrices lie in the second-level cache, and a launch takes longer than what it computes.
+fn calls_of(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts, policy: &Policy) -> Vec<Calls> {
+    calls_or_none(op, layout, gated, facts, policy).unwrap_or_default()
+}
+
+fn calls_or_none(
+    op: &ops::Linear,
+    layout: WeightLayout,
+    gated: bool,
+    facts: &Facts,
+    policy: &Policy,
+) -> Option<Vec<Calls>> {
     let rows = op.out_features.checked_mul(if gated { 2 } else { 1 })?;
     let plain = matches!(op.act, DType::BF16 | DType::F16) && layout == WeightLayout::Plain(op.act);
     let row_bytes = match plain {
@@ -147,22 +180,40 @@ fn form_of(op: &ops::Linear, layout: WeightLayout, gated: bool, facts: &Facts, p
     };
     let matrix_units = plain || DenseTiles::may_take(op, layout);
     let whole = row_bytes.is_multiple_of(16) && op.out_features.is_multiple_of(8);
-    match policy.dense_tiles && matrix_units && whole && facts.arch == "sm_90a" {
-        true if layout == RECORDS => form(&RINGS, rows, row_bytes, facts).map(|form| form.with_scales(facts)),
-        true if layout == WeightLayout::Scaled => form(&RINGS, rows, row_bytes, facts),
-        true => [&RINGS, &SMALL_RINGS]
-            .iter()
-            .find_map(|rings| form(*rings, rows, row_bytes, facts)),
-        false => None,
+    if !(policy.dense_tiles && matrix_units && whole && facts.arch == "sm_90a") {
+        return None;
     }
+    let large = form(&RINGS, rows, row_bytes, 1, facts);
+    Some(match layout {
+        // Beyond these weights are unpacked. Every block of 128 tokens reads the weights again.
+        RECORDS => {
+            let form = large?.with_scales(facts);
+            vec![Calls::new(64, 0, form), Calls::new(512, 1, form)]
+        }
+        WeightLayout::Scaled => vec![Calls::new(64, 0, large?), Calls::new(128, 1, large?)],
+        _ => match large {
+            Some(form) => vec![Calls::new(64, 0, form)],
+            None => {
+                let of = |over| form(&SMALL_RINGS, rows, row_bytes, over, facts);
+                let (one, bytes) = (of(1)?, u64::from(rows) * u64::from(row_bytes));
+                let mut calls = vec![Calls::new(64, 0, one)];
+                if bytes <= SMALL_BYTES {
+                    calls.push(Calls::new(128, 1, one));
+                }
+                if bytes <= SMALLEST_BYTES {
+                    calls.extend(of(2).map(|two| Calls::new(256, 1, two)));
+                }
+                calls
+            }
+        },
+    })
 }
 
 /// Compiled.
 pub(in crate::ops) struct DenseTiles {
-    form: Form,
     layout: WeightLayout,
-    /// Of each number of tokens that calls need.
-    functions: Vec<Function>,
+    /// What its calls need.
+    calls: Vec<(Calls, Function)>,
     /// Most tokens.
     most_tokens: u32,
     /// Over 8-bit weights: of tokens as they are, and of tokens to norm first.
@@ -174,16 +225,18 @@ pub(in crate::ops) struct DenseTiles {
 }
 
 impl DenseTiles {
-    /// Most tokens for which it does better than the library. Measured on an H200, a step of an 8B model with 72 and
-    /// 128 tokens: in bf16 6.00 and 6.51 ms, 5.66 and 6.40 by the library; in 8 bits 4.62 and 5.10 ms, by the library
-    /// 5.15 with 65 tokens and 5.69 with 128.
-    pub(in crate::ops) fn most_tokens(layout: WeightLayout) -> u32 {
-        match layout {
-            // Beyond it weights are unpacked. Every block of 128 tokens reads the weights again.
-            RECORDS => 512,
-            WeightLayout::Scaled => 128,
-            _ => 64,
-        }
+    /// Most tokens for which it does better than the library; 0 where it does not compute a linear on a device. With
+    /// `gated`, of one whose results have a gate's row and an up part's.
+    pub(in crate::ops) fn most_tokens(
+        op: &ops::Linear,
+        layout: WeightLayout,
+        gated: bool,
+        facts: &Facts,
+        policy: &Policy,
+    ) -> u32 {
+        calls_of(op, layout, gated, facts, policy)
+            .last()
+            .map_or(0, |calls| calls.most)
     }
 
     /// Up to how many tokens the kernel of small batches, which also makes the norm, is better than these tiles.
@@ -196,8 +249,8 @@ impl DenseTiles {
         facts: &Facts,
         policy: &Policy,
     ) -> Option<u32> {
-        let form = form_of(op, layout, gated, facts, policy)?;
-        Some(if form.rows < RINGS[0].rows { 16 } else { 8 })
+        let first = *calls_of(op, layout, gated, facts, policy).first()?;
+        Some(if first.form.rows < RINGS[0].rows { 16 } else { 8 })
     }
 
     /// Whether it multiplies rounded tokens by weights of this layout, on devices that have it.
@@ -213,7 +266,7 @@ impl DenseTiles {
         facts: &Facts,
         policy: &Policy,
     ) -> bool {
-        form_of(op, layout, gated, facts, policy).is_some()
+        DenseTiles::most_tokens(op, layout, gated, facts, policy) > 0
     }
 
     /// Whether it computes a call. All that it reads or writes lies at 16 bytes.
@@ -247,9 +300,12 @@ impl DenseTiles {
         fusion: &Fusion,
     ) -> Result<Option<DenseTiles>> {
         let gated = fusion.gate != "0";
-        let Some(form) = form_of(op, layout, gated, cx.facts(), cx.policy()) else {
+        let mut calls = calls_of(op, layout, gated, cx.facts(), cx.policy());
+        let Some(most_tokens) = calls.last().map(|calls| calls.most.min(op.max_tokens)) else {
             return Ok(None);
         };
+        let needed = calls.iter().position(|calls| calls.most >= most_tokens);
+        calls.truncate(needed.map_or(calls.len(), |last| last + 1));
         let rounding = match rounds(layout) {
             true => Some(RoundTokens::prepare(cx, op, layout, false)?),
             false => None,
@@ -258,7 +314,7 @@ impl DenseTiles {
             true => Some(RoundTokens::prepare(cx, op, layout, true)?),
             false => None,
         };
-        let function = |of: usize| {
+        let function = |Calls { of, form, .. }: Calls| {
             let names = [form.rows, TOKENS[of], form.splits, form.stages[of]].map(|v| v.to_string());
             let defines = [
                 ("ACT", if rounding.is_some() { "u8" } else { type_name(op.act) }),
@@ -273,12 +329,10 @@ impl DenseTiles {
             ];
             cx.function(LINEAR_HOPPER, &defines, "linear_hopper", form.shared_bytes(of))
         };
-        let most_tokens = DenseTiles::most_tokens(layout).min(op.max_tokens);
-        let needed = (0..TOKENS.len()).filter(|&of| of == 0 || TOKENS[of - 1] < most_tokens);
+        let compiled = calls.into_iter().map(|calls| Ok((calls, function(calls)?)));
         Ok(Some(DenseTiles {
-            form,
             layout,
-            functions: needed.map(function).collect::<Result<_>>()?,
+            calls: compiled.collect::<Result<_>>()?,
             most_tokens,
             rounding,
             rounding_normed,
@@ -339,16 +393,14 @@ impl DenseTiles {
         let strides = [x_stride, call.residual.row_stride(), call.out.row_stride()].map(Arg::U32);
         let sizes = [call.out.len(), self.n, self.k].map(Arg::U32);
         let args = [&[x][..], &matrices, &[x_scales], &scales, &around, &strides, &sizes].concat();
-        let features = self.form.rows / if self.gated { 2 } else { 1 };
-        let of = (TOKENS.iter().take(self.functions.len()))
-            .position(|&tokens| call.out.len() <= tokens)
-            .unwrap_or(self.functions.len() - 1);
-        let grid = [
-            self.n.div_ceil(features),
-            call.out.len().div_ceil(TOKENS[of]),
-            self.form.splits,
-        ];
-        encoding.launch(self.functions[of], grid, THREADS, self.form.shared_bytes(of), &args);
+        let tokens = call.out.len();
+        let fits = |(calls, _): &&(Calls, Function)| tokens <= calls.most;
+        let Some(&(Calls { of, form, .. }, function)) = self.calls.iter().find(fits) else {
+            return;
+        };
+        let features = form.rows / if self.gated { 2 } else { 1 };
+        let grid = [self.n.div_ceil(features), tokens.div_ceil(TOKENS[of]), form.splits];
+        encoding.launch(function, grid, THREADS, form.shared_bytes(of), &args);
     }
 
     fn call(&self, call: &Call) -> SmallBatchCall {
@@ -389,7 +441,7 @@ mod tests {
     #[test]
     fn all_blocks_of_a_matrix_run_at_a_time() {
         let h200 = crate::ops::tests::facts("sm_90a", 132, 232_448);
-        let of = |n, k: u32| form(&RINGS, n, 2 * k, &h200).map(|form| (form.rows, form.splits));
+        let of = |n, k: u32| form(&RINGS, n, 2 * k, 1, &h200).map(|form| (form.rows, form.splits));
         // An 8B model's matrices, on one of two ranks and on one device.
         assert_eq!(of(3072, 4096), Some((128, 4)));
         assert_eq!(of(4096, 2048), Some((128, 3)));
@@ -406,20 +458,26 @@ mod tests {
         assert_eq!(of(2 * 1504, 1096), Some((128, 4)));
         assert_eq!(of(2 * 9864, 264), Some((224, 1)));
         // Of smaller models: 135M's gate and up and its three others, and 1B's output and down projection.
-        let small = |n, k: u32| form(&SMALL_RINGS, n, 2 * k, &h200).map(|form| (form.rows, form.splits));
+        let small = |n, k: u32| form(&SMALL_RINGS, n, 2 * k, 1, &h200).map(|form| (form.rows, form.splits));
         assert_eq!(small(3072, 576), Some((64, 2)));
         assert_eq!(small(960, 576), Some((16, 1)));
         assert_eq!(small(576, 576), Some((16, 2)));
         assert_eq!(small(576, 1536), Some((32, 4)));
         assert_eq!(small(2048, 2048), Some((64, 3)));
         assert_eq!(small(2048, 8192), Some((64, 3)));
+        // 135M's with 256 tokens, in two blocks each.
+        let twice = |n, k: u32| form(&SMALL_RINGS, n, 2 * k, 2, &h200).map(|form| (form.rows, form.splits));
+        assert_eq!(twice(3072, 576), Some((64, 1)));
+        assert_eq!(twice(960, 576), Some((16, 1)));
+        assert_eq!(twice(576, 576), Some((32, 2)));
+        assert_eq!(twice(576, 1536), Some((64, 4)));
         // More tiles than fit, too few to fill the device, and too short a depth to share out.
         assert_eq!(of(128_256, 4096), None);
         assert_eq!(of(576, 1536), None);
         assert_eq!(of(4096, 512), None);
         for n in (8..40_000).step_by(8) {
             for k in [64, 2048, 4096, 14_336] {
-                let Some(form) = form(&RINGS, n, 2 * k, &h200) else {
+                let Some(form) = form(&RINGS, n, 2 * k, 1, &h200) else {
                     continue;
                 };
                 let blocks = n.div_ceil(form.rows) * form.splits;
