@@ -53,13 +53,15 @@ impl CudaDriver {
             message: format!("device {ordinal} ({}): {}", facts.name, e.message),
             ..e
         })?;
+        let policy = Policy::default();
         Ok(CudaDriver {
             ordinal,
             context: context as usize,
             facts,
             policy: Policy {
                 dense_tiles: env::dense_tiles(options)?,
-                ..Policy::default()
+                common_key_bytes: env::common_key_bytes(options)?.unwrap_or(policy.common_key_bytes),
+                ..policy
             },
             cache_folder: env::cache_folder(options),
             most_peer_sum_bytes,

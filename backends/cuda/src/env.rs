@@ -6,7 +6,8 @@
 //! cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
 //! `HALYARD_CUDA_PEER_SUM_BYTES`) bounds the sums between devices that an own kernel does, in bytes of one operand (0:
 //! NCCL does all). `dense_tiles=0` (or `HALYARD_CUDA_DENSE_TILES=0`) leaves products of tens of tokens on Hopper to
-//! other kernels.
+//! other kernels. `common_key_bytes` (or `HALYARD_CUDA_COMMON_KEY_BYTES`) says from when on sequences read together the
+//! keys that they have in common.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use halyard_gpu::{entries, folders_of};
 use halyard_platform_api::{OpenOptions, Result};
 
 /// The options of a device.
-pub(crate) const OPTIONS: [&str; 2] = ["dense_tiles", "peer_sum_bytes"];
+pub(crate) const OPTIONS: [&str; 3] = ["common_key_bytes", "dense_tiles", "peer_sum_bytes"];
 
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder(options: &OpenOptions) -> Option<PathBuf> {
@@ -33,7 +34,8 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 /// A value that is no number.
 pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> {
     let said = options.get_or("peer_sum_bytes", var_os("HALYARD_CUDA_PEER_SUM_BYTES"));
-    halyard_gpu::peer_sum_bytes("peer_sum_bytes (or HALYARD_CUDA_PEER_SUM_BYTES)", said)
+    let variable = "peer_sum_bytes (or HALYARD_CUDA_PEER_SUM_BYTES)";
+    halyard_gpu::bytes(variable, said, "to leave all sums to the vendor's library")
 }
 
 /// Whether products of tens of tokens run on an own kernel on Hopper: unless the operator says 0.
@@ -43,6 +45,16 @@ pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> 
 pub(crate) fn dense_tiles(options: &OpenOptions) -> Result<bool> {
     let said = options.get_or("dense_tiles", var_os("HALYARD_CUDA_DENSE_TILES"));
     halyard_gpu::is_on("dense_tiles (or HALYARD_CUDA_DENSE_TILES)", said)
+}
+
+/// Bytes from which on keys in common are read once, where the operator names them.
+///
+/// # Errors
+/// A value that is no number.
+pub(crate) fn common_key_bytes(options: &OpenOptions) -> Result<Option<u64>> {
+    let said = options.get_or("common_key_bytes", var_os("HALYARD_CUDA_COMMON_KEY_BYTES"));
+    let variable = "common_key_bytes (or HALYARD_CUDA_COMMON_KEY_BYTES)";
+    halyard_gpu::bytes(variable, said, "to read all that sequences have in common once")
 }
 
 /// Folders where toolkits and Python packages put libraries, besides the loader's own.

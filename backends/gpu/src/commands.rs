@@ -194,8 +194,7 @@ impl Encoder for GpuEncoder {
         }
         let before = (self.encoding.commands.len(), self.encoding.args.len());
         if let Err(error) = kernel.encode(&mut self.encoding, &self.views) {
-            self.encoding.commands.truncate(before.0);
-            self.encoding.args.truncate(before.1);
+            self.encoding.truncate(before.0, before.1);
             return Err(error);
         }
         let (scratch, made) = (*scratch_bytes, self.encoding.commands.len() - before.0);
@@ -204,12 +203,14 @@ impl Encoder for GpuEncoder {
         {
             self.encoding.commands.insert(before.0, Command::Independent);
         }
-        // Replayed often, encoded once: worth the notes.
-        if self.mode == EncoderMode::Reusable {
-            for (at, view) in self.views.iter().enumerate() {
-                if !view.is_none() && access.get(at).is_none_or(|access| access.writes()) {
-                    self.encoding.note_write(view.ptr, view.span_bytes());
-                }
+        for (at, view) in self.views.iter().enumerate() {
+            if view.is_none() || access.get(at).is_some_and(|access| !access.writes()) {
+                continue;
+            }
+            self.encoding.drop_kept(view);
+            // Replayed often, encoded once: worth the notes.
+            if self.mode == EncoderMode::Reusable {
+                self.encoding.note_write(view.ptr, view.span_bytes());
             }
         }
         self.scratch_bytes = self.scratch_bytes.max(scratch);

@@ -15,6 +15,8 @@ pub enum Arg {
     Scratch(u64),
     /// The address of a counter of the queue, known at submit. Kernels leave counters zero. The op must report scratch.
     Counter(u32),
+    /// The address of the queue's kept bytes ([`Encoding::keep`]), known at submit. The op must report scratch.
+    Kept,
     /// A word.
     U32(u32),
     /// A signed word.
@@ -25,6 +27,15 @@ pub enum Arg {
     U64(u64),
     /// Matrices by the copy engine.
     Boxes(BoxesOf),
+}
+
+/// What a launch leaves in the queue's kept bytes for later ops of its list: what it has found in these operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The operands.
+    pub of: [View; 4],
+    /// What else the result depends on.
+    pub words: [u32; 2],
 }
 
 /// Rows of 16-bit values, one behind the other, that a kernel asks the copy engine for.
@@ -102,6 +113,8 @@ pub struct Encoding {
     /// The groups whose ranks the commands wait for.
     pub groups: Vec<Arc<dyn Group>>,
     writes: Writes,
+    /// What the queue's kept bytes hold, and the number of commands up to the one that wrote them.
+    kept: Option<(Kept, usize)>,
 }
 
 /// What the ops of one list write, for those that would read before their predecessor has ended.
@@ -142,6 +155,37 @@ impl Encoding {
     /// Notes that the op just appended writes these bytes.
     pub(crate) fn note_write(&mut self, at: DevicePtr, bytes: u64) {
         self.writes.ranges.push((at, bytes, self.commands.len()));
+    }
+
+    /// Says that the newest command leaves `kept` in the queue's kept bytes.
+    pub fn keep(&mut self, kept: Kept) {
+        self.kept = Some((kept, self.commands.len()));
+    }
+
+    /// Whether the queue's kept bytes hold it.
+    pub fn keeps(&self, kept: &Kept) -> bool {
+        self.kept.is_some_and(|(held, _)| held == *kept)
+    }
+
+    /// Whether an op appended now may read the kept bytes before `wait_for_previous()`, as [`Encoding::is_settled`].
+    pub fn is_kept_settled(&self) -> bool {
+        let written = self.kept.map(|(_, commands)| commands);
+        written
+            .zip(self.writes.settled)
+            .is_some_and(|(written, settled)| written < settled)
+    }
+
+    /// Says that the op just appended writes `view`: what was found in it before no longer holds.
+    pub(crate) fn drop_kept(&mut self, view: &View) {
+        let overlaps = |of: &View| view.ptr < of.ptr + of.span_bytes() && of.ptr < view.ptr + view.span_bytes();
+        self.kept = self.kept.filter(|(kept, _)| !kept.of.iter().any(overlaps));
+    }
+
+    /// Takes commands and parameters back, down to so many.
+    pub(crate) fn truncate(&mut self, commands: usize, args: usize) {
+        self.commands.truncate(commands);
+        self.args.truncate(args);
+        self.kept = self.kept.filter(|&(_, written)| written <= commands);
     }
 
     /// Whether an op appended now may read `view` before `wait_for_previous()`: nothing since the command before the
@@ -212,6 +256,38 @@ mod tests {
             dtype: DType::I32,
             rank: 1,
         }
+    }
+
+    #[test]
+    fn what_was_found_holds_until_an_operand_is_written() {
+        let kept = |table: View| Kept {
+            of: [table, ints(1000, 4), ints(1100, 5), ints(1200, 4)],
+            words: [16, 64],
+        };
+        let mut encoding = Encoding::default();
+        let (found, other) = (kept(ints(2000, 8)), kept(ints(4000, 8)));
+        let find = |encoding: &mut Encoding, what: Kept| {
+            encoding.zero(Arg::Kept, 4);
+            encoding.keep(what);
+        };
+        find(&mut encoding, found);
+        assert!(
+            encoding.keeps(&found) && !encoding.keeps(&other),
+            "of these operands alone"
+        );
+        assert!(!encoding.is_kept_settled(), "its own launch may still run");
+        encoding.zero(Arg::Ptr(0), 4);
+        encoding.settles();
+        assert!(encoding.is_kept_settled());
+        encoding.drop_kept(&ints(2032, 8));
+        assert!(encoding.keeps(&found), "what lies behind the table is written");
+        encoding.drop_kept(&ints(1012, 1));
+        assert!(!encoding.keeps(&found), "a row is written");
+        find(&mut encoding, found);
+        find(&mut encoding, other);
+        assert!(!encoding.keeps(&found), "something else is there now");
+        encoding.truncate(encoding.commands.len() - 1, 0);
+        assert!(!encoding.keeps(&other), "its launch was taken back");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use halyard_platform_api::{Error, Result};
 
 /// Most parameters of a kernel.
-pub const MAX_ARGS: usize = 40;
+pub const MAX_ARGS: usize = 48;
 
 /// An address in device memory (or of pinned host memory as the device sees it).
 pub type DevicePtr = u64;

@@ -9,8 +9,11 @@ use crate::handles::MAX_ARGS;
 /// Bytes of counters that lie before a queue's scratch: every kernel that uses them finds them zero and leaves them
 /// zero.
 pub(crate) const COUNTER_BYTES: u64 = 4096;
+/// Bytes before the counters, for what ops keep for others of their list ([`Arg::Kept`]).
+pub(crate) const KEPT_BYTES: u64 = 32 << 10;
+const FRONT_BYTES: u64 = KEPT_BYTES + COUNTER_BYTES;
 
-/// The scratch arena at a moment, with the queue's counters before it.
+/// The scratch arena at a moment, with the queue's kept bytes and counters before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scratch {
     pub(crate) base: DevicePtr,
@@ -23,18 +26,18 @@ impl Scratch {
     /// # Errors
     /// Errors of the driver.
     pub(crate) fn allocate(driver: &dyn Driver, bytes: u64, stream: Stream) -> Result<Scratch> {
-        let counters = driver.allocate(COUNTER_BYTES + bytes).map_err(|e| Error {
+        let front = driver.allocate(FRONT_BYTES + bytes).map_err(|e| Error {
             message: format!("scratch of {bytes} bytes for a queue: {}", e.message),
             ..e
         })?;
         // SAFETY: the memory was just allocated with more bytes than these.
-        if let Err(error) = unsafe { driver.fill(counters, 0, COUNTER_BYTES, stream) } {
+        if let Err(error) = unsafe { driver.fill(front, 0, FRONT_BYTES, stream) } {
             // SAFETY: it is used nowhere else.
-            unsafe { driver.free(counters) };
+            unsafe { driver.free(front) };
             return Err(error);
         }
         Ok(Scratch {
-            base: counters + COUNTER_BYTES,
+            base: front + FRONT_BYTES,
             bytes,
         })
     }
@@ -46,7 +49,7 @@ impl Scratch {
     pub(crate) unsafe fn free(self, driver: &dyn Driver) {
         if self.bytes > 0 {
             // SAFETY: `allocate` made it, and the caller's promise.
-            unsafe { driver.free(self.base - COUNTER_BYTES) };
+            unsafe { driver.free(self.base - FRONT_BYTES) };
         }
     }
 
@@ -60,6 +63,15 @@ impl Scratch {
             COUNTER_BYTES / 4,
             self.bytes
         )))
+    }
+
+    fn kept(self) -> Result<DevicePtr> {
+        if self.bytes > 0 {
+            return Ok(self.base - FRONT_BYTES);
+        }
+        Err(Error::invalid(
+            "a queue keeps bytes where it has scratch, and this one has none",
+        ))
     }
 
     fn at(self, offset: u64) -> Result<DevicePtr> {
@@ -154,6 +166,7 @@ fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg]
             Arg::Ptr(ptr) => Param::Ptr(ptr),
             Arg::Scratch(offset) => Param::Ptr(scratch.at(offset)?),
             Arg::Counter(index) => Param::Ptr(scratch.counter(index)?),
+            Arg::Kept => Param::Ptr(scratch.kept()?),
             Arg::U32(value) => Param::Word(value),
             Arg::I32(value) => Param::Word(value as u32),
             Arg::F32(value) => Param::Word(value.to_bits()),
@@ -189,11 +202,13 @@ mod tests {
         assert_eq!(scratch.counter(0).unwrap(), scratch.base - COUNTER_BYTES);
         assert_eq!(scratch.counter(last).unwrap() + 4, scratch.at(0).unwrap());
         assert!(scratch.counter(last + 1).unwrap_err().message.contains("counter 1024"));
+        assert_eq!(scratch.kept().unwrap() + KEPT_BYTES, scratch.counter(0).unwrap());
     }
 
     #[test]
     fn a_queue_without_scratch_has_no_counters() {
         let none = Scratch { base: 0, bytes: 0 };
         assert!(none.counter(0).unwrap_err().message.contains("0 bytes"));
+        assert!(none.kept().unwrap_err().message.contains("has none"));
     }
 }

@@ -5,7 +5,7 @@ use halyard_platform_api::{DType, Tensor};
 use crate::handles::DevicePtr;
 
 /// A strided view of live device memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     /// First element; 0: the absent operand.
     pub ptr: DevicePtr,

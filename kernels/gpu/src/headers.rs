@@ -12,10 +12,11 @@ macro_rules! headers {
 
 headers! { CUDA = "cuda":
     "act_norm.cuh" "activate.cuh" "attention_once.cuh" "attention_tile.cuh" "blocks.cuh" "code_tiles.cuh" "common.cuh"
-    "copies.cuh" "decode_items.cuh" "eights.cuh" "expert_list.cuh" "few_choices.cuh" "few_tokens.cuh"
+    "common_keys.cuh" "copies.cuh" "decode_items.cuh" "eights.cuh" "expert_list.cuh" "few_choices.cuh" "few_tokens.cuh"
     "groups_hopper.cuh" "groups_product.cuh" "groups_tile.cuh" "hip.cuh" "hip_language.cuh" "hopper.cuh" "kv.cuh"
     "kv_codes.cuh" "kv_stream.cuh" "latent_work.cuh" "logits.cuh" "lora.cuh" "mfma.cuh" "mma.cuh" "peers.cuh"
-    "prefill.cuh" "quantized.cuh" "records.cuh" "scaled.cuh" "vector.cuh" "warp_tiles.cuh" "weights.cuh" "widen.cuh"
+    "prefill.cuh" "quantized.cuh" "records.cuh" "scaled.cuh" "teams.cuh" "vector.cuh" "warp_tiles.cuh" "weights.cuh"
+    "widen.cuh"
 }
 headers! { GLSL = "glsl":
     "activate.glsl" "blocks.glsl" "common.glsl" "functions.glsl" "kv.glsl" "lanes.glsl" "logits.glsl" "planes.glsl"

@@ -51,6 +51,8 @@ sources! {
         Cuda Glsl OpenCl;
     COPY = "copy", "`copy`, `fill_random`.": Cuda Glsl OpenCl;
     EMBEDDING = "embedding", "`embedding` of every weight format.": Cuda Glsl OpenCl;
+    FIND_COMMON = "find_common", "Which neighbours in a batch have pages in common, for attention_decode.":
+        Cuda, "attention_decode is CUDA's";
     KV_WRITE = "kv_write",
         "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.":
         Cuda Glsl OpenCl;

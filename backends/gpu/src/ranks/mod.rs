@@ -6,9 +6,7 @@ mod library;
 mod rendezvous;
 mod windows;
 
-use std::ffi::OsString;
-
-use halyard_platform_api::{Error, Result};
+use halyard_platform_api::Result;
 
 pub(crate) use group::{join, unique_id};
 pub use library::CollectiveLibrary;
@@ -57,36 +55,4 @@ pub trait RankDriver {
     /// # Errors
     /// Errors of the driver.
     fn ticks_per_ms(&self) -> Result<u64>;
-}
-
-/// Reads [`RankDriver::most_peer_sum_bytes`] from the text of the platform's `variable`.
-///
-/// # Errors
-/// `InvalidArgument` naming the variable and what it takes.
-pub fn peer_sum_bytes(variable: &str, text: Option<OsString>) -> Result<Option<u64>> {
-    let Some(text) = text else {
-        return Ok(None);
-    };
-    match text.to_str().and_then(|text| text.trim().parse().ok()) {
-        Some(bytes) => Ok(Some(bytes)),
-        None => Err(Error::invalid(format!(
-            "{variable} is {text:?}; it takes a number of bytes, 0 to leave all sums to the vendor's library"
-        ))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::peer_sum_bytes;
-
-    #[test]
-    fn a_bound_is_a_number_or_an_error_that_names_the_variable() {
-        let read = |text: &str| peer_sum_bytes("X_BYTES", Some(text.into()));
-        assert_eq!(read(" 8192 "), Ok(Some(8192)));
-        assert_eq!(peer_sum_bytes("X_BYTES", None), Ok(None));
-        for wrong in ["8k", "", "-1"] {
-            let why = read(wrong).expect_err(wrong).message;
-            assert!(why.contains(&format!("X_BYTES is {wrong:?}")), "{why}");
-        }
-    }
 }

@@ -47,14 +47,15 @@ template <typename L> __device__ __forceinline__ constexpr u32 word_of_token(u32
 }
 
 // Running softmax of a warp: of head columns 8n + 2t and 8n + 2t + 1 (lane = 4g + t). `highest` is in units of log2.
-struct Softmax {
-    float highest[NT][2], total[NT][2];
-    float sum[DT][NT][4]; // rows: dims 16d + g and + 8; columns: the two heads
+template <int N> struct SoftmaxOf {
+    float highest[N][2], total[N][2];
+    float sum[DT][N][4]; // rows: dims 16d + g and + 8; columns: the two heads
 };
+typedef SoftmaxOf<NT> Softmax;
 
-__device__ __forceinline__ void clear(Softmax &softmax) {
+template <int N> __device__ __forceinline__ void clear(SoftmaxOf<N> &softmax) {
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
+    for (int n = 0; n < N; n++) {
         softmax.highest[n][0] = softmax.highest[n][1] = -INFINITY_F;
         softmax.total[n][0] = softmax.total[n][1] = 0.f;
 #pragma unroll
@@ -64,11 +65,47 @@ __device__ __forceinline__ void clear(Softmax &softmax) {
     }
 }
 
+// All lanes of a column have its total.
+template <int N> __device__ __forceinline__ void add_totals(SoftmaxOf<N> &softmax) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask <<= 1)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) softmax.total[n][c] += __shfl_xor_sync(0xffffffffu, softmax.total[n][c], mask);
+}
+
+// The query heads that a warp works on, units in shared memory, as the second operand of the scores' product: columns
+// 8n + g, dims 16d + 2t (+ 1), and + 8.
+template <int N> __device__ __forceinline__ void load_query(u32 (&query)[N][DT][2], u32 buffer) {
+    u32 at = buffer + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int d = 0; d + 1 < DT; d += 2) {
+            u32 units[4];
+            load_pieces(units, at + (n * (HEAD_DIM / 8) + 2 * d) * 128);
+            query[n][d][0] = units[0];
+            query[n][d][1] = units[1];
+            query[n][d + 1][0] = units[2];
+            query[n][d + 1][1] = units[3];
+        }
+        if (DT % 2) {
+            // Two units are left: the upper lanes' addresses count for nothing, but must be readable.
+            u32 units[4];
+            load_pieces(units, buffer + threadIdx.x % 16 * 16 + (n * (HEAD_DIM / 8) + 2 * (DT - 1)) * 128);
+            query[n][DT - 1][0] = units[0];
+            query[n][DT - 1][1] = units[1];
+        }
+    }
+}
+
 // The sum of a query's values, of head columns 8n + 2t and 8n + 2t + 1.
-__device__ __forceinline__ void sum_queries(float (&sums)[NT][2], const u32 (&query)[NT][DT][2]) {
+template <int N>
+__device__ __forceinline__ void sum_queries(float (&sums)[N][2], const u32 (&query)[N][DT][2]) {
     u32 one = pack2<FACTOR>(1.f, 1.f), ones[4] = {one, one, one, one};
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
+    for (int n = 0; n < N; n++) {
         float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
         for (int d = 0; d < DT; d++) mma_m16n8k16<FACTOR>(sum, ones, query[n][d]);
@@ -78,9 +115,9 @@ __device__ __forceinline__ void sum_queries(float (&sums)[NT][2], const u32 (&qu
 }
 
 // The scores of codes (as `multiply_keys` leaves them), which a load brings for 32 keys and the dims of a row.
-template <typename L>
-__device__ __forceinline__ void multiply_coded_keys(float (&scores)[4][NT][4], const u32 (&query)[NT][DT][2], u32 keys,
-                                                    const float (&query_sums)[NT][2]) {
+template <typename L, int N>
+__device__ __forceinline__ void multiply_coded_keys(float (&scores)[4][N][4], const u32 (&query)[N][DT][2], u32 keys,
+                                                    const float (&query_sums)[N][2]) {
     constexpr int STEPS = L::ROW / 16; // of the product in a row
     u32 lane = threadIdx.x % 32, at = keys + key_unit(0, lane >> 3) + (lane & 7) * 16;
 #pragma unroll
@@ -98,7 +135,7 @@ __device__ __forceinline__ void multiply_coded_keys(float (&scores)[4][NT][4], c
                     for (int i = 0; i < 4; i++)
                         a[i] = code_pair<FACTOR, CODE_BITS>(units[2 * half + i % 2], 2 * step + i / 2);
 #pragma unroll
-                    for (int n = 0; n < NT; n++)
+                    for (int n = 0; n < N; n++)
                         mma_m16n8k16<FACTOR>(scores[m + half][n], a, query[n][row * STEPS + step]);
                 }
         }
@@ -108,7 +145,7 @@ __device__ __forceinline__ void multiply_coded_keys(float (&scores)[4][NT][4], c
         for (int half = 0; half < 2; half++) {
             CodeMap key = code_map<CODE_BITS>(load_word(keys + word_of_token<L>(16 * m + 8 * half + lane / 4)));
 #pragma unroll
-            for (int n = 0; n < NT; n++)
+            for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     float &score = scores[m][n][2 * half + c];
@@ -118,14 +155,15 @@ __device__ __forceinline__ void multiply_coded_keys(float (&scores)[4][NT][4], c
 }
 
 // Scores of the tile's 64 keys: scores[m][n] are keys 16m + g and + 8 against head columns 8n + 2t and + 1.
-__device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u32 (&query)[NT][DT][2], u32 keys,
-                                              const float (&query_sums)[NT][2]) {
+template <int N>
+__device__ __forceinline__ void multiply_keys(float (&scores)[4][N][4], const u32 (&query)[N][DT][2], u32 keys,
+                                              const float (&query_sums)[N][2]) {
     u32 lane = threadIdx.x % 32;
     u32 at = keys + key_unit(lane >> 4, lane >> 3 & 1) + (lane & 7) * 16;
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+        for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) scores[m][n][i] = 0.f;
     if constexpr (CODE_BITS > 0) {
@@ -146,7 +184,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
                     widen(words[2 * step], a[0], a[2]);
                     widen(words[2 * step + 1], a[1], a[3]);
 #pragma unroll
-                    for (int n = 0; n < NT; n++) mma_m16n8k16<FACTOR>(scores[m][n], a, query[n][d + step]);
+                    for (int n = 0; n < N; n++) mma_m16n8k16<FACTOR>(scores[m][n], a, query[n][d + step]);
                 }
             }
     } else {
@@ -157,19 +195,19 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
                 u32 a[4];
                 load_pieces(a, at + key_unit(2 * d, 2 * m));
 #pragma unroll
-                for (int n = 0; n < NT; n++) mma_m16n8k16<FACTOR>(scores[m][n], a, query[n][d]);
+                for (int n = 0; n < N; n++) mma_m16n8k16<FACTOR>(scores[m][n], a, query[n][d]);
             }
     }
 }
 
 // Turns scores into probabilities (16-bit, transposed: the second operand of the values' product) and keeps the softmax
 // running.
-template <bool MASKED>
-__device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], float (&scores)[4][NT][4], float scale,
+template <bool MASKED, int N>
+__device__ __forceinline__ void weigh(SoftmaxOf<N> &softmax, u32 (&p)[4][N][2], float (&scores)[4][N][4], float scale,
                                       float softcap, i32 first, i32 last) {
     i32 g = threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
+    for (int n = 0; n < N; n++) {
         float above[2] = {softmax.highest[n][0], softmax.highest[n][1]};
 #pragma unroll
         for (int m = 0; m < 4; m++)
@@ -220,8 +258,8 @@ __device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], floa
 
 // Adds the product of 16 dims and the 16 tokens 16m .. of the tile. Tokens outside first ..= last do not count,
 // whatever `a` holds of them.
-template <bool MASKED>
-__device__ __forceinline__ void add_values(Softmax &softmax, u32 (&a)[4], const u32 (&p)[4][NT][2], int d, int m,
+template <bool MASKED, int N>
+__device__ __forceinline__ void add_values(SoftmaxOf<N> &softmax, u32 (&a)[4], const u32 (&p)[4][N][2], int d, int m,
                                            i32 first, i32 last) {
     if (MASKED) {
 #pragma unroll
@@ -234,13 +272,13 @@ __device__ __forceinline__ void add_values(Softmax &softmax, u32 (&a)[4], const 
         }
     }
 #pragma unroll
-    for (int n = 0; n < NT; n++) mma_m16n8k16<FACTOR>(softmax.sum[d][n], a, p[m][n]);
+    for (int n = 0; n < N; n++) mma_m16n8k16<FACTOR>(softmax.sum[d][n], a, p[m][n]);
 }
 
 // The same as `multiply_values` of codes: a load brings 32 tokens and the dims of a row.
-template <bool MASKED, typename L>
-__device__ __forceinline__ void multiply_coded_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first,
-                                                      i32 last) {
+template <bool MASKED, typename L, int N>
+__device__ __forceinline__ void multiply_coded_values(SoftmaxOf<N> &softmax, const u32 (&p)[4][N][2], u32 values,
+                                                      i32 first, i32 last) {
     constexpr int STEPS = L::ROW / 16;
     u32 lane = threadIdx.x % 32, at = values + key_unit(0, lane >> 3) + (lane & 7) * 16;
 #pragma unroll
@@ -271,8 +309,8 @@ __device__ __forceinline__ void multiply_coded_values(Softmax &softmax, const u3
 }
 
 // Adds the tile's values. Tokens outside first ..= last do not count, whatever their bytes hold.
-template <bool MASKED>
-__device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first,
+template <bool MASKED, int N>
+__device__ __forceinline__ void multiply_values(SoftmaxOf<N> &softmax, const u32 (&p)[4][N][2], u32 values, i32 first,
                                                 i32 last) {
     u32 lane = threadIdx.x % 32;
     u32 at = values + value_unit(lane >> 3 & 1, lane >> 4) + (lane & 7) * 16;

@@ -9,7 +9,8 @@
 #define LANES (HEAD_DIM > 128 ? 32 : HEAD_DIM > 64 ? 16 : HEAD_DIM > 32 ? 8 : HEAD_DIM > 16 ? 4 : 2)
 #define PARTS (Layout::ROW / 8)        // eights of dims in a row of a key
 #define AT_ONCE 8                     // parts of a cut item that are read together
-// Shared memory: rings | desks [WARPS] | barriers [WARPS][RING] u64 | sequences [S + 1]
+// Shared memory: rings | desks [WARPS] | barriers [BARRIERS] u64: [WARPS][RING], with COMMON as many again | sequences
+// [S + 1] | with COMMON what common_keys.cuh keeps of them
 // A warp's desk: its item's query, units [NT][HEAD_DIM / 8] | the token's own key (rows as in the cache) and value (dim
 // by dim), as held | of the two items that may be cut: sums of the first [GROUP][HEAD_STRIDE] f32, stats of both [2]
 // [GROUP][2] f32, Cut [2], marks. The second one's sums lie in the warp's ring, which is empty by then.
@@ -18,11 +19,15 @@
 #define STATS_AT (SUMS_AT + GROUP * HEAD_STRIDE * 4)
 #define CUTS_AT (STATS_AT + 2 * GROUP * 8)
 #define MARKS_AT (CUTS_AT + 32)
-#define DESK_BYTES ((MARKS_AT + 4 + 127) / 128 * 128)
+// With COMMON, a desk also has room for 16 query heads.
+#define DESK_ROOM (COMMON && MARKS_AT + 4 < HEAD_DIM * 32 ? HEAD_DIM * 32 : MARKS_AT + 4)
+#define DESK_BYTES ((DESK_ROOM + 127) / 128 * 128)
 static_assert(GROUP * HEAD_STRIDE * 4 <= RING * UNIT_BYTES, "a ring holds an item's sums");
 #define DESKS_AT (WARPS * RING * UNIT_BYTES)
 #define BARRIERS_AT (DESKS_AT + WARPS * DESK_BYTES)
-#define SHARED_BYTES (BARRIERS_AT + WARPS * RING * 8 / 16 * 16 + 16)
+#define BARRIERS ((1 + COMMON) * WARPS * RING)
+#define WORDS_AT (BARRIERS_AT + BARRIERS * 8) // with COMMON, four words
+#define SHARED_BYTES (BARRIERS_AT + BARRIERS * 8 / 16 * 16 + 16)
 
 // An item of a warp's part of the line.
 struct Item {
@@ -34,6 +39,7 @@ struct Item {
     i32 first_new;      // first key of this step
     i32 first_token;    // its token
     u32 line, line_end; // all its tiles
+    u32 s;              // its sequence
 };
 
 // What a warp leaves for the end of its block of items that are cut: at place 0 that which others have begun, and at
@@ -81,6 +87,7 @@ __device__ __forceinline__ Item item_at(const Work &work, u32 x, u32 end, u32 s)
     item.token = (u32)item.first_token + index;
     item.line = place.line;
     item.line_end = place.line_end;
+    item.s = s;
     return item;
 }
 

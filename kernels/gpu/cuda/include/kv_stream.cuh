@@ -26,10 +26,12 @@ struct Sequence {
     i32 keys;
 };
 
-// What warps know of the batch.
+// What warps know of the batch. `common` are the tiles before each sequence's own, which it has in common with others
+// (common_keys.cuh); null where none has any.
 struct Work {
     const Sequence *sequences;
     u32 S, num_kv_heads, window;
+    const u16 *common;
 };
 
 // Tiles of every block's share but the last: equal, and at least one a warp. Few short items of `of_item` each go to a
@@ -92,7 +94,7 @@ __device__ __forceinline__ Place place_of(const Work &work, u32 x, u32 s) {
     Place place;
     place.s = s;
     i32 keys = work.sequences[s].keys;
-    place.first_tile = first_tile_of(work.window, keys, query_len_of(work, s));
+    place.first_tile = work.common ? work.common[s] : first_tile_of(work.window, keys, query_len_of(work, s));
     place.tiles = ((u32)keys + TILE - 1) / TILE - place.first_tile;
     u32 inside = x - work.sequences[s].before * work.num_kv_heads;
     place.item = inside / place.tiles;
@@ -102,10 +104,10 @@ __device__ __forceinline__ Place place_of(const Work &work, u32 x, u32 s) {
     return place;
 }
 
-// Tiles of a sequence on the line, of one KV head.
-__device__ __forceinline__ u32 tiles_of(i32 row, i32 query_len, i32 keys, u32 window, u32 query_len_end) {
+// Tiles of a sequence on the line, of one KV head, from tile `first_tile` on.
+__device__ __forceinline__ u32 tiles_of(i32 row, i32 query_len, i32 keys, u32 first_tile, u32 query_len_end) {
     if (row < 0 || query_len <= 0 || (u32)query_len >= query_len_end) return 0;
-    return (u32)query_len * (((u32)keys + TILE - 1) / TILE - first_tile_of(window, keys, query_len));
+    return (u32)query_len * (((u32)keys + TILE - 1) / TILE - first_tile);
 }
 
 // The tiles of a sequence's item, or SEVERAL_TOKENS.
@@ -124,9 +126,11 @@ __device__ __forceinline__ u32 warp_scan(u32 x) {
 }
 
 // Lays the sequences on the line of work. All threads. Step data is read past the first-level cache: a kernel that
-// starts early may find old lines there.
+// starts early may find old lines there. With `has_common`, `found` are the tiles that each has in common with others,
+// which go to `common`; else it is null or readable.
 __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i32 *step_rows, const i32 *starts,
-                                        const i32 *seq_lens, u32 S, u32 window, u32 query_len_end) {
+                                        const i32 *seq_lens, u32 S, u32 window, u32 query_len_end, bool has_common,
+                                        const u16 *found, u16 *common) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (S <= 32) {
         if (warp > 0) {
@@ -135,13 +139,17 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
         }
         Sequence own = {0, -1, 0, 0};
         i32 end = 0;
+        u32 first_tile = 0;
         if (lane < S) {
+            if (found) first_tile = __ldcg(found + lane);
             own.row = __ldcg(step_rows + lane);
             own.start = __ldcg(starts + lane);
             own.keys = __ldcg(seq_lens + lane);
             end = __ldcg(starts + lane + 1);
         }
-        u32 tiles = tiles_of(own.row, end - own.start, own.keys, window, query_len_end), before = warp_scan(tiles);
+        if (!has_common) first_tile = first_tile_of(window, own.keys, end - own.start);
+        else if (lane < S) common[lane] = (u16)first_tile;
+        u32 tiles = tiles_of(own.row, end - own.start, own.keys, first_tile, query_len_end), before = warp_scan(tiles);
         u32 most = __reduce_max_sync(0xffffffffu, item_tiles(tiles, end - own.start));
         own.before = before - tiles;
         if (lane < S) sequences[lane] = own;
@@ -153,6 +161,7 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
     u32 each = (S + THREADS - 1) / THREADS, first = threadIdx.x * each, sum = 0, most = 0;
     for (u32 base = 0; base < each; base += 4) {
         i32 start[4], end[4], keys[4], row[4];
+        u32 first_tile[4];
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
             bool there = base + j < each && first + base + j < S;
@@ -161,13 +170,16 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
             end[j] = __ldcg(starts + s + 1);
             keys[j] = __ldcg(seq_lens + s);
             row[j] = __ldcg(step_rows + s);
+            first_tile[j] = found ? __ldcg(found + s) : 0;
         }
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
             u32 s = first + base + j;
             if (base + j >= each || s >= S) continue;
             sequences[s] = {sum, row[j], start[j], keys[j]};
-            u32 tiles = tiles_of(row[j], end[j] - start[j], keys[j], window, query_len_end);
+            if (has_common) common[s] = (u16)first_tile[j];
+            else first_tile[j] = first_tile_of(window, keys[j], end[j] - start[j]);
+            u32 tiles = tiles_of(row[j], end[j] - start[j], keys[j], first_tile[j], query_len_end);
             sum += tiles;
             most = max(most, item_tiles(tiles, end[j] - start[j]));
             if (s == S - 1) sequences[S] = {0, -1, end[j], 0};
@@ -236,16 +248,18 @@ __device__ __forceinline__ void order_stores_before_copies() {
 #endif
 }
 
-// A warp's ring: unit 2n holds the keys of its n-th tile, unit 2n + 1 the values.
+// A ring of buffers: unit 2n holds the keys of its n-th tile, unit 2n + 1 the values.
 struct Ring {
     u32 buffers, barriers; // shared addresses
     u32 issued, taken;     // units
 };
 
-// Starts the copy of one part of a tile. `page` are its table entries, −1 where nothing is needed.
+// Starts the copy of one part of a tile into a ring of `LENGTH` buffers. `page` are its table entries, −1 where nothing
+// is needed.
+template <u32 LENGTH = RING>
 __device__ __forceinline__ void copy_part(Ring &ring, const u8 *cache, u64 page_stride, const i32 (&page)[PIECES],
                                           u32 head, u32 tile, i32 keys, bool values) {
-    u32 lane = threadIdx.x % 32, slot = ring.issued % RING;
+    u32 lane = threadIdx.x % 32, slot = ring.issued % LENGTH;
     u32 to = ring.buffers + slot * UNIT_BYTES;
     u64 inside = (u64)head * Layout::HEAD_BYTES + (values ? Layout::K_BYTES : 0);
 #if __CUDA_ARCH__ >= 900
@@ -306,10 +320,10 @@ __device__ __forceinline__ void copy_part(Ring &ring, const u8 *cache, u64 page_
 }
 
 // Waits for the oldest unit that was not taken; its shared address.
-__device__ __forceinline__ u32 take(Ring &ring) {
-    u32 slot = ring.taken % RING;
+template <u32 LENGTH = RING> __device__ __forceinline__ u32 take(Ring &ring) {
+    u32 slot = ring.taken % LENGTH;
 #if __CUDA_ARCH__ >= 900
-    barrier_wait(ring.barriers + slot * 8, ring.taken / RING & 1);
+    barrier_wait(ring.barriers + slot * 8, ring.taken / LENGTH & 1);
 #else
     // Groups end in order: wait until at most those issued after it are open.
     u32 after = ring.issued - ring.taken - 1;

@@ -17,6 +17,8 @@
 // out-transposed = Vt * P, where P is the transposed scores. Units of the cache (kv.cuh) are exactly the 8x8 tiles that
 // ldmatrix loads.
 //
+// With COMMON, keys that neighbours in the batch have in common are read once for many of them (common_keys.cuh).
+//
 // The fused form (ROPE) takes q, k and v as projected. Each warp norms and rotates the queries of its items. Keys and
 // values of this step come from k and v, not from the cache; the warp that has a token's own key stores both in the
 // cache. q and k stay as they are. Slots must be those that the block table gives.
@@ -24,14 +26,16 @@
 // Definitions: ACT (bf16, f16); KV (the cache's type: ACT or e4m3, and with BLOCK up to 64 and without ROPE code8 or
 // code4); HEAD_DIM (multiple of 16); GROUP (query heads of a KV head); BLOCK (16, 32, 64, 128); WARPS; RING (buffers of
 // a warp); SOFTCAP (0, 1); ROPE (0, 1: the fused form). With ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1). ONCE
-// (0, 1; the fused form without norms): batches that fit run as in attention_once.cuh.
+// (0, 1; the fused form without norms): batches that fit run as in attention_once.cuh. COMMON (0, 1; without a window).
 //
 // `early`: nothing that may still run writes step data (rows, lengths, block table, positions, slots) or keys and
 // values of earlier steps. The kernel then reads them before the previous one has ended.
 //
 // Entry point: attention_decode. Grid: any number of blocks, as many as run at once; WARPS * 32 threads, with ONCE 288.
-// Dynamic shared memory: SHARED_BYTES of decode_items.cuh + 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP *
-// (HEAD_DIM + 4) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
+// Dynamic shared memory: SHARED_BYTES of decode_items.cuh + 16 * (S + 1), with COMMON 2 * S more. Scratch: partials,
+// 2 * blocks * GROUP * (HEAD_DIM + 4) f32; with COMMON common, common_rows * query heads * (HEAD_DIM + 2) f32, where
+// common_rows is at least S. counters: u32 a block and three more, zero before the first launch; every launch leaves
+// them zero. teams: what find_common.cu has found in the same step data, or null; not used without COMMON.
 // Sequences whose query_len is not below `query_len_end` are left to another kernel.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
@@ -40,6 +44,11 @@
 // check: -DACT=bf16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DWARPS=4 -DRING=2 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=0 -DONCE=1
 // check: -DACT=f16 -DHEAD_DIM=48 -DGROUP=8 -DBLOCK=16 -DWARPS=4 -DRING=2 -DSOFTCAP=1 -DROPE=1 -DROTARY_DIM=32 -DINTERLEAVED=0 -DNORM=0 -DONCE=1
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=16 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=1 -DROTARY_DIM=256 -DINTERLEAVED=0 -DNORM=1
+// check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=2 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=0 -DNORM=0 -DCOMMON=1
+// check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=8 -DBLOCK=16 -DWARPS=4 -DRING=2 -DSOFTCAP=1 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=1 -DCOMMON=1
+// check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DWARPS=4 -DRING=2 -DSOFTCAP=0 -DROPE=0 -DCOMMON=1
+// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=16 -DBLOCK=128 -DWARPS=4 -DRING=4 -DSOFTCAP=0 -DROPE=0 -DCOMMON=1
+// check: -DACT=f16 -DKV=code4 -DHEAD_DIM=128 -DGROUP=1 -DBLOCK=32 -DWARPS=3 -DRING=3 -DSOFTCAP=0 -DROPE=0 -DCOMMON=1
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=5 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=0 -DNORM=0
 // check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DGROUP=9 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=1
@@ -53,9 +62,16 @@
 #ifndef ONCE
 #define ONCE 0
 #endif
+#ifndef COMMON
+#define COMMON 0
+#endif
 #include "attention_tile.cuh"
 #include "decode_items.cuh"
+#include "teams.cuh"
 
+#if COMMON
+#include "common_keys.cuh"
+#endif
 #if ONCE
 #include "attention_once.cuh"
 #else
@@ -167,41 +183,6 @@ __device__ __forceinline__ void add_blocks(const Output &output, u32 token, u32 
 }
 
 // --- A warp's item ---------------------------------------------------------------------------------------------------
-
-// The query heads of an item as the second operand of the scores' product: columns 8n + g, dims 16d + 2t (+ 1), and +
-// 8.
-__device__ __forceinline__ void load_query(u32 (&query)[NT][DT][2], u32 buffer) {
-    u32 at = buffer + threadIdx.x % 32 * 16;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-#pragma unroll
-        for (int d = 0; d + 1 < DT; d += 2) {
-            u32 units[4];
-            load_pieces(units, at + (n * (HEAD_DIM / 8) + 2 * d) * 128);
-            query[n][d][0] = units[0];
-            query[n][d][1] = units[1];
-            query[n][d + 1][0] = units[2];
-            query[n][d + 1][1] = units[3];
-        }
-        if (DT % 2) {
-            // Two units are left: the upper lanes' addresses count for nothing, but must be readable.
-            u32 units[4];
-            load_pieces(units, buffer + threadIdx.x % 16 * 16 + (n * (HEAD_DIM / 8) + 2 * (DT - 1)) * 128);
-            query[n][DT - 1][0] = units[0];
-            query[n][DT - 1][1] = units[1];
-        }
-    }
-}
-
-// All lanes of a column have its total.
-__device__ __forceinline__ void add_totals(Softmax &softmax) {
-#pragma unroll
-    for (int mask = 4; mask < 32; mask <<= 1)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) softmax.total[n][c] += __shfl_xor_sync(0xffffffffu, softmax.total[n][c], mask);
-}
 
 // Puts a warp's sums, and highest and total of each head, into rows of `stride` floats.
 __device__ __forceinline__ void put_sums(float *sums, u32 stride, float2 *stats, Softmax &softmax) {
@@ -339,7 +320,8 @@ extern "C" __global__ void BOUNDS attention_decode(
     const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache, u64 page_stride, const i32 *block_table,
     u32 table_stride, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, const float *sinks, ACT *out,
     u32 out_token_stride, u32 out_head_stride, float *partials, u32 *counters, u32 S, u32 num_kv_heads, float scale,
-    float softcap, u32 window, u32 query_len_end, u32 early
+    float softcap, u32 window, u32 query_len_end, u32 early, const Teams *teams, float *common,
+    u32 common_rows
 #if ROPE
     ,
     const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride,
@@ -385,22 +367,41 @@ extern "C" __global__ void BOUNDS attention_decode(
         return;
     }
 #endif
+    float factor = (SOFTCAP ? scale : scale * LOG2E) * Query<ACT, KV>::scale;
     Sequence *sequences = (Sequence *)(shared + SHARED_BYTES);
-    Work work = {sequences, S, num_kv_heads, window};
+    Work work = {sequences, S, num_kv_heads, window, nullptr};
     u32 barriers = shared_address(shared + BARRIERS_AT);
     if (threadIdx.x == 0) {
-        for (u32 i = 0; i < WARPS * RING; i++) barrier_init(barriers + i * 8, 1);
+        for (u32 i = 0; i < BARRIERS; i++) barrier_init(barriers + i * 8, 1);
         order_barriers_before_copies();
     }
+    __syncthreads();
+    if (!early) wait_for_previous();
+    u32 *scan = (u32 *)(shared + DESKS_AT + SUMS_AT);
+#if COMMON
+    u16 *common_tiles = (u16 *)(sequences + S + 1);
+    bool has_teams = teams && __ldcg(&teams->count) > 0;
+    lay_out(sequences, scan, step_rows, starts, seq_lens, S, window, query_len_end, has_teams,
+            teams ? teams->tiles(S) : nullptr, common_tiles);
+    CommonSums common_sums = {common, common_rows, num_kv_heads * GROUP};
+    u32 *common_counters = counters + gridDim.x;
+    if (has_teams) {
+        work.common = common_tiles;
+        if (early) wait_for_previous();
+        early = 0;
+        CommonCall call = {in, sequences, teams, common_sums, common_counters, cache, page_stride, block_table,
+                           table_stride, S, num_kv_heads, factor, softcap};
+        read_common(shared, call);
+    }
+#else
+    lay_out(sequences, scan, step_rows, starts, seq_lens, S, window, query_len_end, false, nullptr, nullptr);
+#endif
+
     u8 *desk = desk_of(shared, warp);
     // Columns past the group stay zero.
     for (u32 i = lane; i < NT * HEAD_DIM && warp < WARPS; i += 32)
         *(uint4 *)(desk + i * 16) = make_uint4(0, 0, 0, 0);
     if (lane == 0 && warp < WARPS) marks_of(shared, warp) = 0;
-    __syncthreads();
-    if (!early) wait_for_previous();
-    lay_out(sequences, (u32 *)(shared + DESKS_AT + SUMS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
-
 #if ONCE
     if (warp >= WARPS) return;
 #endif
@@ -410,6 +411,9 @@ extern "C" __global__ void BOUNDS attention_decode(
     bool whole = whole_items(work, total, gridDim.x * WARPS);
     if (whole ? total == 0 : begin >= total) {
         if (early) wait_for_previous();
+#if COMMON
+        if (work.common) leave_common(common_counters);
+#endif
         return;
     }
     // This warp's part; there may be none.
@@ -451,7 +455,6 @@ extern "C" __global__ void BOUNDS attention_decode(
     Raw raw;
     if (goes_on) raw.load(coming, in);
 
-    float factor = (SOFTCAP ? scale : scale * LOG2E) * Query<ACT, KV>::scale;
     while (goes_on) {
         const Item item = coming;
 #if ROPE
@@ -505,6 +508,10 @@ extern "C" __global__ void BOUNDS attention_decode(
             __syncwarp();
             refill();
         }
+#if COMMON
+        if (work.common && item.end == item.line_end && work.common[item.s] > 0)
+            add_common(softmax, shared, common_sums, common_counters, S, item);
+#endif
         bool begins = item.line >= begin;
         if (item.begin == item.line && item.end == item.line_end) write_sums(output, item, softmax);
         else if ((begins ? item.line : begin) == item.begin && (item.line_end < end ? item.line_end : end) == item.end)
@@ -538,4 +545,7 @@ extern "C" __global__ void BOUNDS attention_decode(
         __syncthreads();
         if (*adds) add_blocks(output, cut.token, cut.kv_head, first_block, last_block, threadIdx.x, THREADS);
     }
+#if COMMON
+    if (work.common) leave_common(common_counters);
+#endif
 }

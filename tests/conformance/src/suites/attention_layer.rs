@@ -23,47 +23,71 @@ pub(super) struct Batch {
     pub name: &'static str,
     pub seqs: &'static [(i32, u32, u32)],
     pub pad_tokens: u32,
+    /// Sequences whose block tables begin with the same pages, as prompts that begin alike have them.
+    pub alike: &'static [Alike],
+}
+
+/// Every `step`th sequence from `first` on, before `end`.
+pub(super) struct Alike {
+    first: usize,
+    end: usize,
+    step: usize,
+    keys: u32,
+}
+
+const fn alike(first: usize, end: usize, step: usize, keys: u32) -> Alike {
+    Alike { first, end, step, keys }
+}
+
+impl Alike {
+    /// Whether sequence `s` has its first pages from another.
+    fn follows(&self, s: usize) -> bool {
+        (self.first + 1..self.end).contains(&s) && (s - self.first).is_multiple_of(self.step)
+    }
+}
+
+impl Batch {
+    pub const fn new(name: &'static str, seqs: &'static [(i32, u32, u32)], pad_tokens: u32) -> Batch {
+        Batch {
+            name,
+            seqs,
+            pad_tokens,
+            alike: &[],
+        }
+    }
 }
 
 const BATCHES: [Batch; 5] = [
-    Batch {
-        name: "decodes",
-        seqs: &[(0, 1, 65), (1, 1, 200), (2, 1, 1), (4, 1, 64)],
-        pad_tokens: 0,
-    },
+    Batch::new("decodes", &[(0, 1, 65), (1, 1, 200), (2, 1, 1), (4, 1, 64)], 0),
     // As many keys as a kernel of short sequences may hold, and one more.
-    Batch {
-        name: "decodes up to 384 keys",
-        seqs: &[(1, 1, 384), (3, 1, 129), (-1, 0, 0), (0, 1, 16)],
-        pad_tokens: 0,
-    },
-    Batch {
-        name: "decodes up to 385 keys",
-        seqs: &[(1, 1, 385), (3, 1, 17)],
-        pad_tokens: 0,
-    },
+    Batch::new(
+        "decodes up to 384 keys",
+        &[(1, 1, 384), (3, 1, 129), (-1, 0, 0), (0, 1, 16)],
+        0,
+    ),
+    Batch::new("decodes up to 385 keys", &[(1, 1, 385), (3, 1, 17)], 0),
     // As many tokens as sequences, and yet not one each.
-    Batch {
-        name: "two tokens, none, one",
-        seqs: &[(3, 2, 130), (-1, 0, 0), (0, 1, 40), (1, 3, 3), (-1, 0, 0), (-1, 0, 0)],
-        pad_tokens: 0,
-    },
-    Batch {
-        name: "chunks and decodes",
-        seqs: &[(3, 7, 7), (0, 1, 40), (-1, 0, 0), (2, 9, 73)],
-        pad_tokens: 2,
-    },
+    Batch::new(
+        "two tokens, none, one",
+        &[(3, 2, 130), (-1, 0, 0), (0, 1, 40), (1, 3, 3), (-1, 0, 0), (-1, 0, 0)],
+        0,
+    ),
+    Batch::new(
+        "chunks and decodes",
+        &[(3, 7, 7), (0, 1, 40), (-1, 0, 0), (2, 9, 73)],
+        2,
+    ),
 ];
 
-/// Sequences of a row each, of up to `most` keys. They compute as many tokens as `tokens` has in turn; those of none
-/// are padding.
-const fn sequences<const COUNT: usize>(most: u32, tokens: &[u32]) -> [(i32, u32, u32); COUNT] {
+/// Sequences of a row each, of `least` keys and up to `more` besides. They compute as many tokens as `tokens` has in
+/// turn; those of none are padding.
+const fn sequences<const COUNT: usize>(least: u32, more: u32, tokens: &[u32]) -> [(i32, u32, u32); COUNT] {
     let mut seqs = [(-1, 0, 0); COUNT];
     let mut i = 0;
     while i < COUNT {
         let query_len = tokens[i % tokens.len()];
         if query_len > 0 {
-            seqs[i] = (i as i32, query_len, i as u32 * 53 % most + query_len);
+            seqs[i] = (i as i32, query_len, least + i as u32 * 53 % more + query_len);
         }
         i += 1;
     }
@@ -72,21 +96,42 @@ const fn sequences<const COUNT: usize>(most: u32, tokens: &[u32]) -> [(i32, u32,
 
 /// Work for all warps of a device: sequences of about equal length, which need not be cut, of any length, and of as
 /// many tokens as sequences, but not one each.
-const MANY: [Batch; 3] = [
+const MANY: [Batch; 5] = [
+    Batch::new(
+        "600 short decodes, 100 rows of padding",
+        &sequences::<700>(0, 64, &[1, 1, 1, 0, 1, 1, 1]),
+        100,
+    ),
+    Batch::new("100 decodes", &sequences::<100>(0, 300, &[1]), 0),
+    Batch::new(
+        "28 sequences of one and two tokens, 14 rows of padding",
+        &sequences::<42>(0, 200, &[2, 0, 1]),
+        0,
+    ),
+    // Keys that may be read once for many sequences: of several lengths, in turn, beside sequences that go alone, and
+    // beside some of several tokens.
     Batch {
-        name: "600 short decodes, 100 rows of padding",
-        seqs: &sequences::<700>(64, &[1, 1, 1, 0, 1, 1, 1]),
-        pad_tokens: 100,
+        alike: &[
+            alike(0, 30, 1, 256),
+            alike(31, 64, 2, 320),
+            alike(32, 64, 2, 384),
+            alike(64, 66, 1, 448),
+            alike(70, 95, 3, 384),
+            alike(96, 110, 1, 64),
+        ],
+        ..Batch::new(
+            "110 decodes, many of which begin alike",
+            &sequences::<110>(448, 60, &[1]),
+            0,
+        )
     },
     Batch {
-        name: "100 decodes",
-        seqs: &sequences::<100>(300, &[1]),
-        pad_tokens: 0,
-    },
-    Batch {
-        name: "28 sequences of one and two tokens, 14 rows of padding",
-        seqs: &sequences::<42>(200, &[2, 0, 1]),
-        pad_tokens: 0,
+        alike: &[alike(0, 40, 1, 256)],
+        ..Batch::new(
+            "32 decodes that begin alike, 8 rows of two tokens",
+            &sequences::<40>(256, 90, &[1, 1, 1, 1, 2]),
+            0,
+        )
     },
 ];
 
@@ -192,9 +237,15 @@ pub(super) fn paged(random: &mut Random, batch: &Batch, block_size: u32) -> Page
         positions: Vec::new(),
         starts: vec![0],
     };
-    for &(row, query_len, keys) in batch.seqs {
+    for (s, &(row, query_len, keys)) in batch.seqs.iter().enumerate() {
+        let alike = batch.alike.iter().find(|alike| alike.follows(s));
         for key in 0..keys {
             let at = (row as u32 * max_blocks + key / block_size) as usize;
+            if let Some(alike) = alike.filter(|alike| key / block_size < alike.keys / block_size) {
+                let row = batch.seqs[alike.first].0 as u32;
+                paged.table[at] = paged.table[(row * max_blocks + key / block_size) as usize];
+                continue;
+            }
             if paged.table[at] < 0 {
                 paged.table[at] = free.next().unwrap_or(-1);
             }

@@ -41,11 +41,7 @@ const BATCHES: [Batch; 10] = [
 ];
 
 const fn one_token(name: &'static str, seqs: &'static [(i32, u32, u32)]) -> Batch {
-    Batch {
-        name,
-        seqs,
-        pad_tokens: 0,
-    }
+    Batch::new(name, seqs, 0)
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -7,9 +7,10 @@ use halyard_platform_api::{DType, Error, Result};
 
 use super::call::{Call, head_bytes, heads_args, is_aligned};
 use crate::driver::Function;
-use crate::encoding::{Arg, Encoding};
+use crate::encoding::{Arg, Encoding, Kept};
 use crate::kernel::{Preparation, both};
 use crate::ops::names::{borrowed, float_name, kv_code_bits, kv_name};
+use crate::run::KEPT_BYTES;
 use crate::view::View;
 
 /// Keys of a tile.
@@ -34,6 +35,14 @@ const SMALL_BATCH_CARVEOUT_BYTES: u32 = 100 << 10;
 /// kernel), and the longest heads for which it can.
 const HELD_THREADS: u32 = 288;
 const HELD_HEAD_DIM: u32 = 64;
+/// Longest heads for which a warp's registers hold 16 query heads, over keys that sequences have in common (`COMMON` of
+/// the kernel).
+const COMMON_HEAD_DIM: u32 = 128;
+/// Least `common_rows` of the kernel: 16 parts of the keys that 32 sequences have in common.
+const COMMON_ROWS: u32 = 512;
+/// Threads of the kernel that finds them (`THREADS` of it), and shared memory for each sequence, bytes.
+const FIND_THREADS: u32 = 1024;
+const FIND_SEQUENCE_BYTES: u32 = 28;
 /// Shared memory that a resident block takes in addition to what it asks for, bytes.
 const RESERVED_SHARED_BYTES: u32 = 1024;
 
@@ -125,12 +134,34 @@ impl Form {
         }
     }
 
+    /// Bytes of the keys and values of a tile, of all KV heads.
+    fn tile_bytes(&self) -> u64 {
+        2 * u64::from(self.unit_bytes()) * u64::from(self.num_kv_heads)
+    }
+
     /// Whether blocks of a small batch may hold all keys and values of a short item in registers.
     fn may_hold(&self) -> bool {
         self.rope.is_some_and(|rope| !rope.norm)
             && self.kv == self.act
             && self.head_dim <= HELD_HEAD_DIM
             && self.group <= 8
+    }
+
+    /// Whether keys that many neighbours have in common are read once for all of them.
+    fn has_common(&self) -> bool {
+        self.window == 0
+            && self.head_dim <= COMMON_HEAD_DIM
+            && self.max_seqs > SMALL_BATCH_SEQS
+            && teams_bytes(self.max_seqs) <= KEPT_BYTES
+    }
+
+    /// Sums over common keys that scratch has room for, of all query heads (`common_rows` of the kernel).
+    fn common_rows(&self) -> u32 {
+        if self.has_common() {
+            self.max_seqs.max(COMMON_ROWS)
+        } else {
+            0
+        }
     }
 
     /// Most sequences of a small batch.
@@ -142,29 +173,37 @@ impl Form {
     /// form, if they are small enough, and another function, as a function has one division of a multiprocessor's
     /// memory.
     fn has_small_batches(&self, (warps, ring, _): (u32, u32, u32)) -> bool {
-        let bytes = self.fixed_shared_bytes(warps, 2) + sequence_bytes(self.small_batch_seqs());
+        let bytes = self.fixed_shared_bytes(warps, 2, false) + sequence_bytes(self.small_batch_seqs(), false);
         self.rope.is_some() && bytes <= SMALL_BATCH_SHARED_BYTES && (ring != 2 || self.may_hold())
     }
 
-    /// Scratch: what two cut items of every block leave.
+    /// Scratch: what two cut items of every block leave, and sums over common keys behind it.
     pub(in crate::ops) fn scratch_bytes(&self) -> u64 {
+        let heads = u64::from(self.num_kv_heads) * u64::from(self.group);
+        self.partial_bytes() + u64::from(self.common_rows()) * heads * u64::from(self.head_dim + 2) * 4
+    }
+
+    fn partial_bytes(&self) -> u64 {
         2 * u64::from(MAX_BLOCKS) * u64::from(self.group) * u64::from(self.head_dim + 4) * 4
     }
 
     /// Dynamic shared memory without the sequences (`SHARED_BYTES` of the kernel).
-    fn fixed_shared_bytes(&self, warps: u32, ring: u32) -> u32 {
+    fn fixed_shared_bytes(&self, warps: u32, ring: u32, common: bool) -> u32 {
         let rings = warps * ring * self.unit_bytes();
         let query_and_key = self.group.div_ceil(8) * self.head_dim * 16 + self.head_dim * 4;
         let cut = self.group * (self.head_dim + 4) * 4 + 2 * (self.group * 8 + 16) + 4;
-        let desk = (query_and_key + cut).next_multiple_of(128);
-        rings + warps * desk + warps * ring * 8 / 16 * 16 + 16
+        let common_queries = if common { 32 * self.head_dim } else { 0 };
+        let desk = (query_and_key + cut).max(common_queries).next_multiple_of(128);
+        let barriers = (1 + u32::from(common)) * warps * ring;
+        rings + warps * desk + barriers * 8 / 16 * 16 + 16
     }
 
     /// Warps, buffers of each, and blocks a multiprocessor: two blocks side by side where three buffers of each warp
     /// fit twice, and no more buffers than keep memory busy.
     fn shape(&self, max_shared_bytes: u32) -> Option<(u32, u32, u32)> {
-        let of_sequences = sequence_bytes(self.max_seqs);
-        let bytes = |warps, ring| self.fixed_shared_bytes(warps, ring) + of_sequences;
+        let common = self.has_common();
+        let of_sequences = sequence_bytes(self.max_seqs, common);
+        let bytes = |warps, ring| self.fixed_shared_bytes(warps, ring, common) + of_sequences;
         let busy = |warps| ENOUGH_BYTES.div_ceil(warps * self.unit_bytes()).clamp(2, MAX_RING);
         if 2 * (bytes(4, 3) + RESERVED_SHARED_BYTES) <= max_shared_bytes {
             let fits = |&ring: &u32| 2 * (bytes(4, ring) + RESERVED_SHARED_BYTES) <= max_shared_bytes;
@@ -179,9 +218,19 @@ impl Form {
     }
 }
 
-/// Shared memory of the sequences of a call.
-fn sequence_bytes(num_seqs: u32) -> u32 {
-    16 * (num_seqs + 1)
+/// Shared memory of the sequences of a call, and of what they have in common.
+fn sequence_bytes(num_seqs: u32, common: bool) -> u32 {
+    16 * (num_seqs + 1) + if common { 2 * num_seqs } else { 0 }
+}
+
+/// Fewest sequences for which it pays that they read keys together, of at most `team`.
+fn least_of_team(team: u32) -> u32 {
+    (3 * team / 8).max(2)
+}
+
+/// Bytes of what is found of sequences (`Teams` of teams.cuh).
+fn teams_bytes(num_seqs: u32) -> u64 {
+    16 + 12 * u64::from(num_seqs)
 }
 
 /// The compiled kernel.
@@ -191,6 +240,20 @@ pub(in crate::ops) struct Decode {
     any: Variant,
     /// Of at most [`SMALL_BATCH_SEQS`] sequences, where its blocks are small enough.
     small_batch: Option<Variant>,
+    /// Finds what sequences have in common.
+    find_common: Option<Function>,
+    /// Tiles of all KV heads from which on it pays to read them once.
+    least_tiles: u32,
+}
+
+/// What a variant may do besides.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    /// Short items in registers.
+    Once,
+    /// Common keys once for many sequences.
+    Common,
 }
 
 /// The kernel with one number of warps and buffers.
@@ -199,6 +262,8 @@ struct Variant {
     threads: u32,
     fixed_shared_bytes: u32,
     blocks: u32,
+    /// Most sequences that read keys together (`TEAM` of the kernel); 0: none do.
+    team: u32,
 }
 
 /// Operands of the fused form besides the call's.
@@ -226,7 +291,7 @@ impl Variant {
         form: &Form,
         (warps, ring, per_sm): (u32, u32, u32),
         max_seqs: u32,
-        holds_all: bool,
+        kind: Kind,
     ) -> Result<Option<Variant>> {
         let (Some(act), Some(kv)) = (float_name(form.act), kv_name(form.kv)) else {
             return Ok(None);
@@ -245,16 +310,19 @@ impl Variant {
             define("INTERLEAVED", u32::from(rope.interleaved));
             define("NORM", u32::from(rope.norm));
         }
-        define("ONCE", u32::from(holds_all));
-        let fixed_shared_bytes = form.fixed_shared_bytes(warps, ring);
-        let shared_bytes = fixed_shared_bytes + sequence_bytes(max_seqs);
+        let (once, common) = (kind == Kind::Once, kind == Kind::Common);
+        define("ONCE", u32::from(once));
+        define("COMMON", u32::from(common));
+        let fixed_shared_bytes = form.fixed_shared_bytes(warps, ring, common);
+        let shared_bytes = fixed_shared_bytes + sequence_bytes(max_seqs, common);
         let defines = borrowed(&defines);
         let blocks = (cx.facts().num_sms * per_sm).min(MAX_BLOCKS);
         Ok(Some(Variant {
             function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
-            threads: if holds_all { HELD_THREADS } else { 32 * warps },
+            threads: if once { HELD_THREADS } else { 32 * warps },
             fixed_shared_bytes,
             blocks,
+            team: if common { warps * (16 / form.group) } else { 0 },
         }))
     }
 }
@@ -269,12 +337,19 @@ impl Decode {
         let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {
             return Ok(None);
         };
-        let any = || Variant::prepare(cx, form, shape, form.max_seqs, false);
+        let kind = if form.has_common() { Kind::Common } else { Kind::Plain };
+        let any = || Variant::prepare(cx, form, shape, form.max_seqs, kind);
+        let kind = if form.may_hold() { Kind::Once } else { Kind::Plain };
         let small_batch = || match form.has_small_batches(shape) {
-            true => Variant::prepare(cx, form, (shape.0, 2, 1), form.small_batch_seqs(), form.may_hold()),
+            true => Variant::prepare(cx, form, (shape.0, 2, 1), form.small_batch_seqs(), kind),
             false => Ok(None),
         };
-        let (any, small_batch) = both(any, small_batch)?;
+        let bytes = FIND_SEQUENCE_BYTES * form.max_seqs;
+        let find_common = || match form.has_common() {
+            true => cx.function(kernels::FIND_COMMON, &[], "find_common", bytes).map(Some),
+            false => Ok(None),
+        };
+        let (any, (small_batch, find_common)) = both(any, || both(small_batch, find_common))?;
         let Some(any) = any else {
             return Ok(None);
         };
@@ -285,6 +360,8 @@ impl Decode {
             form: form.clone(),
             any,
             small_batch,
+            find_common,
+            least_tiles: u32::try_from(cx.policy().common_key_bytes / form.tile_bytes()).unwrap_or(u32::MAX),
         }))
     }
 
@@ -308,8 +385,8 @@ impl Decode {
     /// # Errors
     /// `Unsupported` for odd strides.
     pub(in crate::ops) fn encode(&self, encoding: &mut Encoding, call: &Call, query_len_end: u32) -> Result<()> {
-        let args = self.args(call, query_len_end, false)?;
-        self.launch(encoding, call, &args);
+        let (args, _) = self.args(encoding, call, query_len_end, false)?;
+        self.launch(encoding, call, &args, false);
         Ok(())
     }
 
@@ -328,7 +405,7 @@ impl Decode {
             &rope.slots,
         ];
         let early = read_early.into_iter().all(|view| encoding.is_settled(view));
-        let mut args = self.args(call, u32::MAX, early)?;
+        let (mut args, early) = self.args(encoding, call, u32::MAX, early)?;
         args.extend(heads_args(&rope.k));
         args.extend(heads_args(&rope.v));
         args.extend([
@@ -343,12 +420,50 @@ impl Decode {
             Arg::F32(rope.k_norm.2),
             Arg::U32(rope.table.len()),
         ]);
-        self.launch(encoding, call, &args);
+        self.launch(encoding, call, &args, early);
         Ok(())
     }
 
-    /// `early`: step data and the cache may be read before the previous launch has ended.
-    fn args(&self, call: &Call, query_len_end: u32, early: bool) -> Result<Vec<Arg>> {
+    /// Appends the launch that finds what sequences have in common, if no earlier op of the list has. Where that is,
+    /// and whether it may be read before the previous launch has ended.
+    fn teams(&self, encoding: &mut Encoding, call: &Call) -> (Arg, bool) {
+        let (team, num_seqs) = (self.variant(call).team, call.num_seqs());
+        let Some(find_common) = self.find_common.filter(|_| team > 0 && num_seqs >= least_of_team(team)) else {
+            return (Arg::Ptr(0), true);
+        };
+        let kept = Kept {
+            of: [call.block_table, call.step_rows, call.query_start_loc, call.seq_lens],
+            words: [team, self.form.block_size],
+        };
+        if !encoding.keeps(&kept) {
+            let args = [
+                Arg::Ptr(call.block_table.ptr),
+                Arg::U32(call.block_table.row_stride()),
+                Arg::Ptr(call.step_rows.ptr),
+                Arg::Ptr(call.query_start_loc.ptr),
+                Arg::Ptr(call.seq_lens.ptr),
+                Arg::Kept,
+                Arg::U32(num_seqs),
+                Arg::U32(self.form.block_size),
+                Arg::U32(team),
+                Arg::U32(least_of_team(team)),
+                Arg::U32(self.least_tiles),
+            ];
+            encoding.launch(
+                find_common,
+                [1, 1, 1],
+                FIND_THREADS,
+                FIND_SEQUENCE_BYTES * num_seqs,
+                &args,
+            );
+            encoding.keep(kept);
+        }
+        (Arg::Kept, encoding.is_kept_settled())
+    }
+
+    /// The arguments that both forms take. `early`: step data and the cache may be read before the previous launch has
+    /// ended; the result is whether that holds of all that is read then.
+    fn args(&self, encoding: &mut Encoding, call: &Call, query_len_end: u32, early: bool) -> Result<(Vec<Arg>, bool)> {
         for (name, view, bytes) in [("q", &call.q, 16), ("out", &call.out, 4)] {
             if !is_aligned(view, bytes) {
                 return Err(Error::unsupported(format!(
@@ -357,6 +472,8 @@ impl Decode {
                 )));
             }
         }
+        let (teams, settled) = self.teams(encoding, call);
+        let early = early && settled;
         let mut args = call.view_args();
         args.extend([
             Arg::Scratch(0),
@@ -368,16 +485,27 @@ impl Decode {
             Arg::U32(self.form.window),
             Arg::U32(query_len_end),
             Arg::U32(u32::from(early)),
+            teams,
+            if self.form.has_common() {
+                Arg::Scratch(self.form.partial_bytes())
+            } else {
+                Arg::Ptr(0)
+            },
+            Arg::U32(self.form.common_rows()),
         ]);
-        Ok(args)
+        Ok((args, early))
     }
 
-    fn launch(&self, encoding: &mut Encoding, call: &Call, args: &[Arg]) {
-        let variant = match &self.small_batch {
+    fn variant(&self, call: &Call) -> &Variant {
+        match &self.small_batch {
             Some(variant) if call.num_seqs() <= SMALL_BATCH_SEQS => variant,
             _ => &self.any,
-        };
-        let shared_bytes = variant.fixed_shared_bytes + sequence_bytes(call.num_seqs());
+        }
+    }
+
+    fn launch(&self, encoding: &mut Encoding, call: &Call, args: &[Arg], early: bool) {
+        let variant = self.variant(call);
+        let shared_bytes = variant.fixed_shared_bytes + sequence_bytes(call.num_seqs(), variant.team > 0);
         encoding.launch(
             variant.function,
             [variant.blocks, 1, 1],
@@ -385,6 +513,11 @@ impl Decode {
             shared_bytes,
             args,
         );
+        // It waits before it lets its successor start: what is found before the first layer's may be read early by all
+        // others.
+        if !early && variant.team > 0 {
+            encoding.settles();
+        }
     }
 }
 
@@ -441,7 +574,8 @@ mod tests {
                         );
                         continue;
                     };
-                    let bytes = form.fixed_shared_bytes(warps, ring) + sequence_bytes(max_seqs);
+                    let common = form.has_common();
+                    let bytes = form.fixed_shared_bytes(warps, ring, common) + sequence_bytes(max_seqs, common);
                     assert!(bytes * per_sm <= limit, "{bytes} bytes of {limit} for {head_dim}");
                     assert!(ring >= 2);
                 }
