@@ -1,13 +1,13 @@
 //! The operator's options: folders for compiled kernels and tuned choices, and for the vendor's libraries. The only
 //! module that reads the environment.
 //!
-//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/cuda`
-//! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC,
-//! cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
+//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is
+//! `halyard/cuda` in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in
+//! which NVRTC, cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
 //! `HALYARD_CUDA_PEER_SUM_BYTES`) bounds the sums between devices that an own kernel does, in bytes of one operand (0:
-//! NCCL does all). `dense_tiles=0` (or `HALYARD_CUDA_DENSE_TILES=0`) leaves products of tens of tokens on Hopper to
-//! other kernels. `common_key_bytes` (or `HALYARD_CUDA_COMMON_KEY_BYTES`) says from when on sequences read together the
-//! keys that they have in common.
+//! NCCL does all). `dense_tiles=0` (or `HALYARD_CUDA_DENSE_TILES=0`) leaves products of up to some hundred tokens on
+//! Hopper to other kernels. `common_key_bytes` (or `HALYARD_CUDA_COMMON_KEY_BYTES`) says from when on sequences read
+//! together the keys that they have in common.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> 
     halyard_gpu::bytes(variable, said, "to leave all sums to the vendor's library")
 }
 
-/// Whether products of tens of tokens run on an own kernel on Hopper: unless the operator says 0.
+/// Whether products of up to some hundred tokens run on an own kernel on Hopper: unless the operator says 0.
 ///
 /// # Errors
 /// A value that is neither 0 nor 1.

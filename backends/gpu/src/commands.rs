@@ -208,10 +208,7 @@ impl Encoder for GpuEncoder {
                 continue;
             }
             self.encoding.drop_kept(view);
-            // Replayed often, encoded once: worth the notes.
-            if self.mode == EncoderMode::Reusable {
-                self.encoding.note_write(view.ptr, view.span_bytes());
-            }
+            self.encoding.note_write(view.ptr, view.span_bytes());
         }
         self.scratch_bytes = self.scratch_bytes.max(scratch);
         if !self.kernels.iter().rev().any(|held| Arc::ptr_eq(held, kernel)) {

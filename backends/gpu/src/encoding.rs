@@ -35,7 +35,7 @@ pub struct Kept {
     /// The operands.
     pub of: [View; 4],
     /// What else the result depends on.
-    pub words: [u32; 2],
+    pub words: [u32; 3],
 }
 
 /// Rows of 16-bit values, one behind the other, that a kernel asks the copy engine for.
@@ -262,7 +262,7 @@ mod tests {
     fn what_was_found_holds_until_an_operand_is_written() {
         let kept = |table: View| Kept {
             of: [table, ints(1000, 4), ints(1100, 5), ints(1200, 4)],
-            words: [16, 64],
+            words: [16, 64, 0],
         };
         let mut encoding = Encoding::default();
         let (found, other) = (kept(ints(2000, 8)), kept(ints(4000, 8)));

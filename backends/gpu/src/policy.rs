@@ -104,10 +104,10 @@ pub struct Policy {
     pub integer_dots: bool,
     /// `linear_tiled` on matrix units, of 16-bit activations and weights of the same type.
     pub matrix_tiling: Option<Tiling>,
-    /// Tens of tokens over plain and 8-bit weights run on `linear_hopper`, on devices that have it.
+    /// Up to some hundred tokens over plain and 8-bit weights run on `linear_hopper`, on devices that have it.
     pub dense_tiles: bool,
-    /// Sequences of a step read keys and values that they have in common once, where each reading its own would read
-    /// so many bytes more in a layer.
+    /// Sequences of a step read keys and values that they have in common once, where those beyond the first 256,
+    /// counted for each sequence, are so many bytes in a layer.
     pub common_key_bytes: u64,
     /// Prompts' attention on matrix units, where the kernels of `Facts::matrix_units` do not run.
     pub attention_tiles: Option<AttentionTiles>,

@@ -51,7 +51,7 @@ sources! {
         Cuda Glsl OpenCl;
     COPY = "copy", "`copy`, `fill_random`.": Cuda Glsl OpenCl;
     EMBEDDING = "embedding", "`embedding` of every weight format.": Cuda Glsl OpenCl;
-    FIND_COMMON = "find_common", "Which neighbours in a batch have pages in common, for attention_decode.":
+    FIND_COMMON = "find_common", "Which sequences of a batch have pages in common, for attention_decode.":
         Cuda, "attention_decode is CUDA's";
     KV_WRITE = "kv_write",
         "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.":
@@ -75,7 +75,7 @@ sources! {
     LINEAR_GROUPS_TILE = "linear_groups_tile", "The same of a batch of tokens, on any matrix units.":
         Cuda, "it is written for mma.sync; the others unpack first";
     LINEAR_HOPPER = "linear_hopper",
-        "`linear` of tens of tokens over plain and 8-bit weights on Hopper, with bias, residual and gating fused.":
+        "`linear` of some hundred tokens over plain and 8-bit weights on Hopper, with bias, residual and gating fused.":
         Cuda, "instructions of one vendor's hardware";
     LINEAR_ONCE = "linear_once",
         "`linear` of few tokens by a small matrix that is in flight whole, with norm, bias, residual and gating fused.":

@@ -15,6 +15,7 @@ mod plain;
 mod prefill;
 mod reasons;
 pub(crate) mod self_test;
+mod teams;
 
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionPlan, Error, OpSpec, Result};

@@ -455,6 +455,31 @@ fn regions_of_attention_run_on_the_kernels_of_the_table() {
 }
 
 #[test]
+fn what_sequences_have_in_common_is_found_once_for_all_layers() {
+    let device = devices::all().into_iter().find(|device| device.name.contains("H200"));
+    let recorder = Arc::new(Recorder::new(device.unwrap()));
+    let (_, program, spec) = regions::layers().swap_remove(0);
+    let case = Case::new(&recorder, build_program(&program, &|_| unreachable!("no collectives")));
+    let kernel = case.kernel.unwrap();
+    let mut encoding = Encoding::default();
+    let mut launched = |seqs: u32, table: u64| {
+        let mut operands = regions::layer_operands(&spec, seqs, seqs, false);
+        operands[8].ptr += table;
+        let before = encoding.commands.len();
+        kernel.encode(&mut encoding, &operands).unwrap();
+        encoding.drop_kept(&operands[12]);
+        let mut own = Encoding::default();
+        own.commands.extend_from_slice(&encoding.commands[before..]);
+        recorder.names(&own)
+    };
+    assert_eq!(launched(64, 0), "find_common + attention_decode");
+    assert_eq!(launched(64, 0), "attention_decode", "the second layer");
+    assert_eq!(launched(32, 0), "find_common + attention_decode", "another batch");
+    assert_eq!(launched(32, 1 << 29), "find_common + attention_decode", "another table");
+    assert_eq!(launched(5, 0), "attention_decode", "too few for a team");
+}
+
+#[test]
 fn policies_print_as_they_are_listed() {
     let line = |device: devices::Device| format!("{}: {}\n", device.name, device.policy);
     hold(

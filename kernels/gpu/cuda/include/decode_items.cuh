@@ -9,8 +9,8 @@
 #define LANES (HEAD_DIM > 128 ? 32 : HEAD_DIM > 64 ? 16 : HEAD_DIM > 32 ? 8 : HEAD_DIM > 16 ? 4 : 2)
 #define PARTS (Layout::ROW / 8)        // eights of dims in a row of a key
 #define AT_ONCE 8                     // parts of a cut item that are read together
-// Shared memory: rings | desks [WARPS] | barriers [BARRIERS] u64: [WARPS][RING], with COMMON as many again | sequences
-// [S + 1] | with COMMON what common_keys.cuh keeps of them
+// Shared memory: rings | desks [WARPS] | barriers [BARRIERS] u64: [WARPS][RING], with COMMON as many again | with
+// COMMON four words | sequences [S + 1] | with COMMON their common tiles [S] u16
 // A warp's desk: its item's query, units [NT][HEAD_DIM / 8] | the token's own key (rows as in the cache) and value (dim
 // by dim), as held | of the two items that may be cut: sums of the first [GROUP][HEAD_STRIDE] f32, stats of both [2]
 // [GROUP][2] f32, Cut [2], marks. The second one's sums lie in the warp's ring, which is empty by then.
@@ -52,6 +52,7 @@ struct Cut {
 #define LEFT_BEHIND 4  // an item at place 1
 #define MARKS 3        // bits of them
 static_assert(WARPS * MARKS < 32, "marks of all warps in a word");
+static_assert(BARRIERS <= THREADS, "a thread a barrier");
 
 struct Inputs {
     const ACT *q, *k, *v;

@@ -3,10 +3,9 @@
 // a team (COMMON). One launch serves all layers over a block table.
 //
 // Sequences are ordered by the first of them that has the same first page. Neighbours with common tiles form runs, and
-// a run is cut into teams of up to `team` sequences. A team has as many tiles in common as two neighbours in it have
-// at least. Keys of this step do not count. Of fewer than `least` sequences no team is made: a block's tile of a team
-// takes as long as three of its warps' own. There are teams only where those beyond a team's first LEAST_COMMON tiles
-// are at least `least_tiles`, counted for each member.
+// a run is cut into teams of `least` to `team` sequences: a block's tile of a team takes as long as three of its warps'
+// own. A team's common tiles are the fewest that two neighbours in it have. Keys of this step do not count. No team is
+// made unless members * (tiles - LEAST_COMMON), summed over teams, reaches `least_tiles`.
 //
 // Entry point: find_common. Grid: one block of THREADS threads. Dynamic shared memory: 28 * S bytes. `found` is as
 // teams.cuh says. `block`: tokens of a block, 16 to 128.

@@ -1,7 +1,7 @@
-// `linear` for tens of tokens, on Hopper's matrix units: ROWS rows of the matrix by TOKENS tokens a block. Such a
-// product takes as long as its weights take to come, so they are asked for before the kernel before is over: a ring of
-// STAGES pieces of 128 bytes of each row is full of weights when the tokens arrive. With GATE a block has ROWS / 2 gate
-// and as many up rows, and only activation(gate) · up is written.
+// `linear` for up to some hundred tokens, on Hopper's matrix units: ROWS rows of the matrix by TOKENS tokens a block.
+// Such a product takes as long as its weights take to come, so they are asked for before the kernel before is over: a
+// ring of STAGES pieces of 128 bytes of each row is full of weights when the tokens arrive. With GATE a block has ROWS
+// / 2 gate and as many up rows, and only activation(gate) · up is written.
 //
 // Weights are plain values of the tokens' type, or 8-bit floats by tokens rounded to such with a scale a token
 // (linear_scaled_tokens). Of those, matrix units keep 14 bits of a sum; so each piece's sum starts from zero, and the

@@ -48,6 +48,7 @@ fn needs_ptx(source: &File, defines: &[String]) -> bool {
         // For matrix units alone.
         "expert_list.cuh",
         "latent_work.cuh",
+        "teams.cuh",
     ];
     let includes = |name: &&str| source.text.contains(&format!("#include \"{name}\""));
     headers.iter().any(includes) && !defines.iter().any(|define| define == "-DMATRIX=0")

@@ -182,7 +182,11 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, options: &Options, r
                     block_size,
                 };
                 let plain = !norms && !extras && style == RopeStyle::Neox;
-                let many = if plain { &MANY[..] } else { &[] };
+                let many = match (plain, read_later) {
+                    (true, _) => &MANY[..],
+                    (false, false) => &MANY[MANY.len() - 1..],
+                    (false, true) => &[],
+                };
                 for batch in BATCHES.iter().chain(many) {
                     let what = format!(
                         "attention of a {dtype:?} layer, kv {kv:?}, norms {norms}, {style:?}, extras {extras}, q and \

@@ -6,18 +6,18 @@ use halyard_platform_api::ops::{Attention, Rope, RopeStyle};
 use halyard_platform_api::{DType, Error, Result};
 
 use super::call::{Call, head_bytes, heads_args, is_aligned};
-use crate::driver::Function;
-use crate::encoding::{Arg, Encoding, Kept};
+use super::teams::{FindCommon, TILE, least_of_team, may_keep};
+use crate::driver::{Facts, Function};
+use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Preparation, both};
 use crate::ops::names::{borrowed, float_name, kv_code_bits, kv_name};
-use crate::run::KEPT_BYTES;
+use crate::policy::Policy;
 use crate::view::View;
 
-/// Keys of a tile.
-const TILE: u32 = 64;
-/// Most blocks of a launch: bounds the scratch, and the counters it uses (one a block, from 0 on), without asking the
-/// device.
-pub(super) const MAX_BLOCKS: u32 = 320;
+/// Most blocks of a launch: bounds the scratch, and the counters, without asking the device.
+const MAX_BLOCKS: u32 = 320;
+/// Counters that it uses, from 0 on: one a block, and three more.
+pub(super) const COUNTERS: u32 = MAX_BLOCKS + 3;
 /// Most buffers of a warp.
 const MAX_RING: u32 = 5;
 /// Bytes on their way that keep a multiprocessor's share of memory busy: with half as many again, an H200 takes 157 us
@@ -40,9 +40,6 @@ const HELD_HEAD_DIM: u32 = 64;
 const COMMON_HEAD_DIM: u32 = 128;
 /// Least `common_rows` of the kernel: 16 parts of the keys that 32 sequences have in common.
 const COMMON_ROWS: u32 = 512;
-/// Threads of the kernel that finds them (`THREADS` of it), and shared memory for each sequence, bytes.
-const FIND_THREADS: u32 = 1024;
-const FIND_SEQUENCE_BYTES: u32 = 28;
 /// Shared memory that a resident block takes in addition to what it asks for, bytes.
 const RESERVED_SHARED_BYTES: u32 = 1024;
 
@@ -83,7 +80,10 @@ pub(in crate::ops) struct Form {
     softcap: f32,
     window: u32,
     max_seqs: u32,
+    max_kv_len: u32,
     rope: Option<FusedRope>,
+    /// Keys that sequences have in common are read once (`COMMON` of the kernel).
+    common: bool,
 }
 
 impl Form {
@@ -109,7 +109,9 @@ impl Form {
             softcap: spec.softcap,
             window: spec.window,
             max_seqs: spec.max_seqs.max(1),
+            max_kv_len: spec.max_kv_len,
             rope: None,
+            common: false,
         })
     }
 
@@ -147,17 +149,43 @@ impl Form {
             && self.group <= 8
     }
 
-    /// Whether keys that many neighbours have in common are read once for all of them.
-    fn has_common(&self) -> bool {
-        self.window == 0
-            && self.head_dim <= COMMON_HEAD_DIM
-            && self.max_seqs > SMALL_BATCH_SEQS
-            && teams_bytes(self.max_seqs) <= KEPT_BYTES
+    /// Whether keys that many sequences have in common could be read once for all of them.
+    fn may_share(&self) -> bool {
+        self.window == 0 && self.head_dim <= COMMON_HEAD_DIM && may_keep(self.max_seqs)
+    }
+
+    /// Most sequences that read keys together, with so many warps (`TEAM` of the kernel).
+    fn team(&self, warps: u32) -> u32 {
+        warps * (16 / self.group)
+    }
+
+    /// Tiles of all KV heads from which on it pays to read them once.
+    fn least_tiles(&self, policy: &Policy) -> u32 {
+        u32::try_from(policy.common_key_bytes / self.tile_bytes()).unwrap_or(u32::MAX)
+    }
+
+    /// The form for a device: with common keys where teams can be large enough, and where that leaves the shape as it
+    /// is.
+    fn for_device(&self, facts: &Facts, policy: &Policy) -> Form {
+        let with = Form {
+            common: true,
+            ..self.clone()
+        };
+        let [shape, shape_with] = [self, &with].map(|form| form.shape(facts.max_shared_bytes));
+        let most_tiles = u64::from(self.max_seqs) * u64::from(self.max_kv_len / TILE);
+        let pays = shape.is_some_and(|(warps, ..)| {
+            let team = self.team(warps);
+            team > 1 && self.max_seqs >= least_of_team(team) && most_tiles >= u64::from(self.least_tiles(policy))
+        });
+        match self.may_share() && pays && shape == shape_with {
+            true => with,
+            false => self.clone(),
+        }
     }
 
     /// Sums over common keys that scratch has room for, of all query heads (`common_rows` of the kernel).
     fn common_rows(&self) -> u32 {
-        if self.has_common() {
+        if self.may_share() {
             self.max_seqs.max(COMMON_ROWS)
         } else {
             0
@@ -201,9 +229,8 @@ impl Form {
     /// Warps, buffers of each, and blocks a multiprocessor: two blocks side by side where three buffers of each warp
     /// fit twice, and no more buffers than keep memory busy.
     fn shape(&self, max_shared_bytes: u32) -> Option<(u32, u32, u32)> {
-        let common = self.has_common();
-        let of_sequences = sequence_bytes(self.max_seqs, common);
-        let bytes = |warps, ring| self.fixed_shared_bytes(warps, ring, common) + of_sequences;
+        let of_sequences = sequence_bytes(self.max_seqs, self.common);
+        let bytes = |warps, ring| self.fixed_shared_bytes(warps, ring, self.common) + of_sequences;
         let busy = |warps| ENOUGH_BYTES.div_ceil(warps * self.unit_bytes()).clamp(2, MAX_RING);
         if 2 * (bytes(4, 3) + RESERVED_SHARED_BYTES) <= max_shared_bytes {
             let fits = |&ring: &u32| 2 * (bytes(4, ring) + RESERVED_SHARED_BYTES) <= max_shared_bytes;
@@ -223,16 +250,6 @@ fn sequence_bytes(num_seqs: u32, common: bool) -> u32 {
     16 * (num_seqs + 1) + if common { 2 * num_seqs } else { 0 }
 }
 
-/// Fewest sequences for which it pays that they read keys together, of at most `team`.
-fn least_of_team(team: u32) -> u32 {
-    (3 * team / 8).max(2)
-}
-
-/// Bytes of what is found of sequences (`Teams` of teams.cuh).
-fn teams_bytes(num_seqs: u32) -> u64 {
-    16 + 12 * u64::from(num_seqs)
-}
-
 /// The compiled kernel.
 pub(in crate::ops) struct Decode {
     form: Form,
@@ -240,10 +257,7 @@ pub(in crate::ops) struct Decode {
     any: Variant,
     /// Of at most [`SMALL_BATCH_SEQS`] sequences, where its blocks are small enough.
     small_batch: Option<Variant>,
-    /// Finds what sequences have in common.
-    find_common: Option<Function>,
-    /// Tiles of all KV heads from which on it pays to read them once.
-    least_tiles: u32,
+    find_common: Option<FindCommon>,
 }
 
 /// What a variant may do besides.
@@ -322,7 +336,7 @@ impl Variant {
             threads: if once { HELD_THREADS } else { 32 * warps },
             fixed_shared_bytes,
             blocks,
-            team: if common { warps * (16 / form.group) } else { 0 },
+            team: if common { form.team(warps) } else { 0 },
         }))
     }
 }
@@ -334,19 +348,20 @@ impl Decode {
     /// Errors of compiler and driver.
     pub(in crate::ops) fn prepare(cx: &Preparation<'_>, form: &Form) -> Result<Option<Decode>> {
         let facts = cx.facts();
+        let form = &form.for_device(facts, cx.policy());
         let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {
             return Ok(None);
         };
-        let kind = if form.has_common() { Kind::Common } else { Kind::Plain };
+        let kind = if form.common { Kind::Common } else { Kind::Plain };
         let any = || Variant::prepare(cx, form, shape, form.max_seqs, kind);
         let kind = if form.may_hold() { Kind::Once } else { Kind::Plain };
         let small_batch = || match form.has_small_batches(shape) {
             true => Variant::prepare(cx, form, (shape.0, 2, 1), form.small_batch_seqs(), kind),
             false => Ok(None),
         };
-        let bytes = FIND_SEQUENCE_BYTES * form.max_seqs;
-        let find_common = || match form.has_common() {
-            true => cx.function(kernels::FIND_COMMON, &[], "find_common", bytes).map(Some),
+        let least_tiles = form.least_tiles(cx.policy());
+        let find_common = || match form.common {
+            true => FindCommon::prepare(cx, form.max_seqs, form.block_size, least_tiles).map(Some),
             false => Ok(None),
         };
         let (any, (small_batch, find_common)) = both(any, || both(small_batch, find_common))?;
@@ -361,7 +376,6 @@ impl Decode {
             any,
             small_batch,
             find_common,
-            least_tiles: u32::try_from(cx.policy().common_key_bytes / form.tile_bytes()).unwrap_or(u32::MAX),
         }))
     }
 
@@ -424,43 +438,6 @@ impl Decode {
         Ok(())
     }
 
-    /// Appends the launch that finds what sequences have in common, if no earlier op of the list has. Where that is,
-    /// and whether it may be read before the previous launch has ended.
-    fn teams(&self, encoding: &mut Encoding, call: &Call) -> (Arg, bool) {
-        let (team, num_seqs) = (self.variant(call).team, call.num_seqs());
-        let Some(find_common) = self.find_common.filter(|_| team > 0 && num_seqs >= least_of_team(team)) else {
-            return (Arg::Ptr(0), true);
-        };
-        let kept = Kept {
-            of: [call.block_table, call.step_rows, call.query_start_loc, call.seq_lens],
-            words: [team, self.form.block_size],
-        };
-        if !encoding.keeps(&kept) {
-            let args = [
-                Arg::Ptr(call.block_table.ptr),
-                Arg::U32(call.block_table.row_stride()),
-                Arg::Ptr(call.step_rows.ptr),
-                Arg::Ptr(call.query_start_loc.ptr),
-                Arg::Ptr(call.seq_lens.ptr),
-                Arg::Kept,
-                Arg::U32(num_seqs),
-                Arg::U32(self.form.block_size),
-                Arg::U32(team),
-                Arg::U32(least_of_team(team)),
-                Arg::U32(self.least_tiles),
-            ];
-            encoding.launch(
-                find_common,
-                [1, 1, 1],
-                FIND_THREADS,
-                FIND_SEQUENCE_BYTES * num_seqs,
-                &args,
-            );
-            encoding.keep(kept);
-        }
-        (Arg::Kept, encoding.is_kept_settled())
-    }
-
     /// The arguments that both forms take. `early`: step data and the cache may be read before the previous launch has
     /// ended; the result is whether that holds of all that is read then.
     fn args(&self, encoding: &mut Encoding, call: &Call, query_len_end: u32, early: bool) -> Result<(Vec<Arg>, bool)> {
@@ -472,7 +449,10 @@ impl Decode {
                 )));
             }
         }
-        let (teams, settled) = self.teams(encoding, call);
+        let (teams, settled) = match (&self.find_common, self.variant(call).team) {
+            (Some(find), team @ 1..) => find.append(encoding, call, team),
+            _ => (Arg::Ptr(0), true),
+        };
         let early = early && settled;
         let mut args = call.view_args();
         args.extend([
@@ -486,7 +466,7 @@ impl Decode {
             Arg::U32(query_len_end),
             Arg::U32(u32::from(early)),
             teams,
-            if self.form.has_common() {
+            if self.form.common {
                 Arg::Scratch(self.form.partial_bytes())
             } else {
                 Arg::Ptr(0)
@@ -524,6 +504,7 @@ impl Decode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::tests::facts;
 
     fn form(head_dim: u32, group: u32, max_seqs: u32) -> Form {
         Form {
@@ -537,7 +518,9 @@ mod tests {
             softcap: 0.0,
             window: 0,
             max_seqs,
+            max_kv_len: 1 << 17,
             rope: None,
+            common: false,
         }
     }
 
@@ -574,8 +557,7 @@ mod tests {
                         );
                         continue;
                     };
-                    let common = form.has_common();
-                    let bytes = form.fixed_shared_bytes(warps, ring, common) + sequence_bytes(max_seqs, common);
+                    let bytes = form.fixed_shared_bytes(warps, ring, false) + sequence_bytes(max_seqs, false);
                     assert!(bytes * per_sm <= limit, "{bytes} bytes of {limit} for {head_dim}");
                     assert!(ring >= 2);
                 }
@@ -612,6 +594,43 @@ mod tests {
         let large = form(128, 4, 256).with_rope(rope(false));
         assert!(!large.has_small_batches((4, 3, 1)), "too large");
         assert!(!form(64, 3, 256).has_small_batches((4, 3, 2)), "not the fused form");
+    }
+
+    #[test]
+    fn sequences_share_where_teams_are_worth_it_and_the_shape_stays() {
+        let shares = |form: Form, max_shared_bytes: u32| {
+            let facts = facts("sm_90a", 132, max_shared_bytes);
+            form.for_device(&facts, &Policy::default()).common
+        };
+        let large = |max_seqs| Form {
+            num_kv_heads: 8,
+            ..form(128, 4, max_seqs)
+        };
+        assert!(shares(large(256), 227 << 10));
+        assert!(
+            shares(large(6), 227 << 10) && !shares(large(5), 227 << 10),
+            "a team has six"
+        );
+        assert!(may_keep(2729) && !may_keep(2730));
+        assert!(!shares(large(2730), 227 << 10));
+        let short = Form {
+            max_kv_len: 1024,
+            ..large(16)
+        };
+        assert!(!shares(short, 227 << 10), "so little is not worth it");
+        let windowed = Form {
+            window: 512,
+            ..large(256)
+        };
+        assert!(!shares(windowed, 227 << 10));
+        // One warp a block: a team would have one member.
+        assert_eq!(form(128, 16, 1024).shape(99 << 10), Some((1, 4, 1)));
+        assert!(!shares(form(128, 16, 1024), 99 << 10));
+        assert!(
+            !shares(form(64, 1, 512), 227 << 10),
+            "larger desks would take the second block"
+        );
+        assert!(large(2729).common_rows() >= 2729 && large(6).common_rows() >= 16 * 32);
     }
 
     #[test]

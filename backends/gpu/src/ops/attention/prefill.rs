@@ -6,7 +6,7 @@ use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Result};
 
 use super::call::{Call, head_bytes, is_aligned};
-use super::decode::MAX_BLOCKS;
+use super::decode::COUNTERS;
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
@@ -170,7 +170,7 @@ impl Prefill {
         ]);
         args.extend(heads(&call.out));
         args.extend([
-            Arg::Counter(MAX_BLOCKS),
+            Arg::Counter(COUNTERS),
             Arg::I32(call.num_seqs() as i32),
             Arg::I32(self.num_kv_heads as i32),
             Arg::F32(self.scale),

@@ -26,7 +26,7 @@ const QUANTIZED_TOKENS: u32 = 32;
 pub(super) enum PathName {
     /// Small batches on matrix units, over plain or 8-bit weights.
     SmallBatch,
-    /// Tens of tokens on Hopper's matrix units, over plain weights, or rounded ones over 8-bit weights.
+    /// Up to some hundred tokens on Hopper's matrix units, over plain weights, or rounded ones over 8-bit weights.
     DenseTiles,
     /// Batches over 8-bit weights on matrix units.
     ScaledTiles,

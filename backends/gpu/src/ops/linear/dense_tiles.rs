@@ -1,6 +1,6 @@
-//! Tens of tokens on Hopper's matrix units, over plain weights, or over 8-bit floats where tokens may be rounded to
-//! such: a block a tile, whose weights are on their way before the kernel before is over. Where a matrix has few tiles,
-//! some blocks share out a tile's depth.
+//! Up to some hundred tokens on Hopper's matrix units, over plain weights, or over 8-bit floats where tokens may be
+//! rounded to such: a block a tile, whose weights are on their way before the kernel before is over. Where a matrix has
+//! few tiles, some blocks share out a tile's depth.
 
 use std::ops::RangeInclusive;
 
@@ -65,7 +65,7 @@ const SMALL_RINGS: [Ring; 3] = [
 ];
 /// Most bytes of a matrix for which these also do better than the library with 65 to 128 tokens, and up to 256.
 /// Measured on an H200, ms a step by the library and by tiles: a 135M model (matrices of at most 3.4 MiB) with 128 and
-/// 256 tokens 1.38 and 1.54, 1.14 and 1.38; 0.6B (4 to 12 MiB) with 128 2.24 and 2.06; 1B (8 to 64 MiB), all of them in
+/// 256 tokens 1.33 and 1.53, 1.13 and 1.35; 0.6B (4 to 12 MiB) with 128 2.24 and 2.09; 1B (8 to 64 MiB), all of them in
 /// tiles, with 256 2.15 and 2.60.
 const SMALL_BYTES: u64 = 8 << 20;
 const SMALLEST_BYTES: u64 = 4 << 20;
@@ -395,7 +395,7 @@ impl DenseTiles {
         let args = [&[x][..], &matrices, &[x_scales], &scales, &around, &strides, &sizes].concat();
         let tokens = call.out.len();
         let fits = |(calls, _): &&(Calls, Function)| tokens <= calls.most;
-        let Some(&(Calls { of, form, .. }, function)) = self.calls.iter().find(fits) else {
+        let Some(&(Calls { of, form, .. }, function)) = self.calls.iter().find(fits).or(self.calls.last()) else {
             return;
         };
         let features = form.rows / if self.gated { 2 } else { 1 };
