@@ -15,6 +15,7 @@ use crate::command::Command;
 use crate::config::{GuideConfig, SpeculativeConfig};
 use crate::drafts::Drafting;
 use crate::error::EngineError;
+use crate::gather::Gather;
 use crate::kv_events::KvEventSink;
 use crate::live::Live;
 use crate::lora::core::CoreLora;
@@ -60,6 +61,7 @@ pub(crate) struct Core {
     pace: StepPace,
     /// When the last step was collected.
     collected: Instant,
+    gather: Gather,
 }
 
 /// The thread's arguments.
@@ -117,6 +119,7 @@ impl Core {
             deadline: None,
             pace,
             collected: started,
+            gather: Gather::default(),
         }
     }
 
@@ -200,6 +203,16 @@ impl Core {
                     Ok(command) => command,
                     Err(_) => return true,
                 }
+            } else if self.in_flight.is_empty()
+                && let Some(wait) = self.gather.wait(Instant::now())
+            {
+                match self.commands.recv_timeout(wait) {
+                    Ok(command) => command,
+                    Err(_) => {
+                        self.gather.give_up();
+                        return true;
+                    }
+                }
             } else {
                 match self.commands.try_recv() {
                     Ok(command) => command,
@@ -215,11 +228,15 @@ impl Core {
     fn take(&mut self, command: Command) {
         match command {
             Command::Submit(sequences) => {
+                self.gather.note_came(sequences.len(), Instant::now());
                 for (id, sequence, new) in sequences {
                     self.live.admit(id, sequence, new, self.vocab);
                 }
             }
             Command::End { ids, reason } => {
+                if reason.is_none() {
+                    self.gather.note_ended(ids.len(), Instant::now());
+                }
                 for id in ids {
                     self.live.scheduler.abort(id);
                     if let Some(reason) = &reason {
@@ -436,7 +453,10 @@ impl Core {
         outcome?;
         self.live.hand_over_prompt_logprobs(&result);
         self.live.hand_over_hidden_states(&mut result);
+        let before = self.live.sequences.len();
         let generated = self.live.hand_over_tokens(&flight, &result, &updates);
+        self.gather
+            .note_ended(before - self.live.sequences.len(), Instant::now());
         self.updates = updates;
         self.live.note_step(&flight, generated, submitted);
         if let Some(model) = self.model.on_device() {

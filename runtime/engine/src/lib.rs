@@ -13,6 +13,7 @@ mod core;
 mod drafts;
 mod error;
 mod facts;
+mod gather;
 mod guide;
 mod guide_chain;
 mod guide_workers;

@@ -1,0 +1,104 @@
+//! How long an idle engine waits for more requests behind the first. Clients that keep a number of requests at once
+//! send the next ones, one after the other, when those before have ended. Were a step begun with the first of them
+//! alone, all others would wait for it, and from then on each group's prompts would stop the other's streams.
+
+use std::time::{Duration, Instant};
+
+/// Requests that ended within so much time of each other ended together.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// Longest wait for the next of them, for all, and since the last one ended.
+const NEXT: Duration = Duration::from_millis(2);
+const ALL: Duration = Duration::from_millis(10);
+const SINCE: Duration = Duration::from_millis(50);
+
+/// Requests that ended together, and how many have come since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gather {
+    ended: usize,
+    last: Option<Instant>,
+    came: usize,
+    first: Option<Instant>,
+}
+
+impl Gather {
+    /// So many requests have ended.
+    pub(crate) fn note_ended(&mut self, count: usize, now: Instant) {
+        if count == 0 {
+            return;
+        }
+        if self.last.is_none_or(|last| now.duration_since(last) > TOGETHER) {
+            *self = Gather::default();
+        }
+        self.ended += count;
+        self.last = Some(now);
+    }
+
+    /// So many requests have come.
+    pub(crate) fn note_came(&mut self, count: usize, now: Instant) {
+        self.came += count;
+        self.first.get_or_insert(now);
+    }
+
+    /// How long an idle engine waits for another request before it begins; `None`: not at all.
+    pub(crate) fn wait(&self, now: Instant) -> Option<Duration> {
+        let (last, first) = self.last.zip(self.first)?;
+        let is_near = now.duration_since(last) < SINCE && now.duration_since(first) < ALL;
+        (self.came < self.ended && is_near).then_some(NEXT)
+    }
+
+    /// Nobody came: the others stay away.
+    pub(crate) fn give_up(&mut self) {
+        *self = Gather::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn as_many_are_waited_for_as_have_ended_together() {
+        let (mut gather, start) = (Gather::default(), Instant::now());
+        gather.note_came(1, start);
+        assert_eq!(gather.wait(start), None, "nothing has ended yet");
+        gather.note_ended(2, start + ms(100));
+        gather.note_ended(1, start + ms(110));
+        gather.note_came(1, start + ms(112));
+        assert_eq!(gather.wait(start + ms(112)), Some(NEXT));
+        gather.note_came(1, start + ms(113));
+        assert_eq!(gather.wait(start + ms(113)), Some(NEXT));
+        gather.note_came(1, start + ms(114));
+        assert_eq!(gather.wait(start + ms(114)), None, "all are back");
+    }
+
+    #[test]
+    fn who_is_alone_never_waits() {
+        let (mut gather, mut now) = (Gather::default(), Instant::now());
+        for _ in 0..3 {
+            gather.note_came(1, now);
+            assert_eq!(gather.wait(now), None);
+            now += ms(30);
+            gather.note_ended(1, now);
+        }
+    }
+
+    #[test]
+    fn the_wait_has_an_end() {
+        let (mut gather, start) = (Gather::default(), Instant::now());
+        gather.note_ended(9, start);
+        gather.note_came(1, start + ms(1));
+        assert!(gather.wait(start + ms(10)).is_some());
+        assert_eq!(gather.wait(start + ms(11)), None, "long enough since the first came");
+        let mut late = Gather::default();
+        late.note_ended(9, start);
+        late.note_came(1, start + ms(50));
+        assert_eq!(late.wait(start + ms(50)), None, "these are not those that ended");
+        gather.give_up();
+        gather.note_came(1, start + ms(2));
+        assert_eq!(gather.wait(start + ms(2)), None, "nobody came the last time");
+    }
+}
