@@ -94,7 +94,7 @@ mod tests {
         let large = Block::of(&[Param::Ptr(1); 17]).expect("few");
         assert!(!large.fits_push());
         assert_eq!(large.bytes().len(), 17 * 8);
-        assert!(Block::of(&[Param::Word(0); 41]).is_err());
+        assert!(Block::of(&[Param::Word(0); halyard_gpu::MAX_ARGS + 1]).is_err());
         assert!(Block::of(&[Param::Bytes(&[0; 16])]).is_err());
     }
 }
