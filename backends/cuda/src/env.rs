@@ -35,7 +35,7 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> {
     let said = options.get_or("peer_sum_bytes", var_os("HALYARD_CUDA_PEER_SUM_BYTES"));
     let variable = "peer_sum_bytes (or HALYARD_CUDA_PEER_SUM_BYTES)";
-    halyard_gpu::bytes(variable, said, "to leave all sums to the vendor's library")
+    halyard_gpu::number_of_bytes(variable, said, "to leave all sums to the vendor's library")
 }
 
 /// Whether products of up to some hundred tokens run on an own kernel on Hopper: unless the operator says 0.
@@ -54,7 +54,7 @@ pub(crate) fn dense_tiles(options: &OpenOptions) -> Result<bool> {
 pub(crate) fn common_key_bytes(options: &OpenOptions) -> Result<Option<u64>> {
     let said = options.get_or("common_key_bytes", var_os("HALYARD_CUDA_COMMON_KEY_BYTES"));
     let variable = "common_key_bytes (or HALYARD_CUDA_COMMON_KEY_BYTES)";
-    halyard_gpu::bytes(variable, said, "to read all that sequences have in common once")
+    halyard_gpu::number_of_bytes(variable, said, "to read all that sequences have in common once")
 }
 
 /// Folders where toolkits and Python packages put libraries, besides the loader's own.

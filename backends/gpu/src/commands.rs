@@ -204,11 +204,9 @@ impl Encoder for GpuEncoder {
             self.encoding.commands.insert(before.0, Command::Independent);
         }
         for (at, view) in self.views.iter().enumerate() {
-            if view.is_none() || access.get(at).is_some_and(|access| !access.writes()) {
-                continue;
+            if !view.is_none() && access.get(at).is_none_or(|access| access.writes()) {
+                self.encoding.note_write(view);
             }
-            self.encoding.drop_kept(view);
-            self.encoding.note_write(view.ptr, view.span_bytes());
         }
         self.scratch_bytes = self.scratch_bytes.max(scratch);
         if !self.kernels.iter().rev().any(|held| Arc::ptr_eq(held, kernel)) {

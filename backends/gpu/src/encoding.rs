@@ -152,9 +152,13 @@ impl Encoding {
         self.writes.settled = Some(self.commands.len());
     }
 
-    /// Notes that the op just appended writes these bytes.
-    pub(crate) fn note_write(&mut self, at: DevicePtr, bytes: u64) {
+    /// Notes that the op just appended writes `view`: what was found in it before no longer holds.
+    pub(crate) fn note_write(&mut self, view: &View) {
+        let (at, bytes) = (view.ptr, view.span_bytes());
         self.writes.ranges.push((at, bytes, self.commands.len()));
+        self.kept = self
+            .kept
+            .filter(|(kept, _)| !kept.of.iter().any(|of| overlaps(of, at, bytes)));
     }
 
     /// Says that the newest command leaves `kept` in the queue's kept bytes.
@@ -175,12 +179,6 @@ impl Encoding {
             .is_some_and(|(written, settled)| written < settled)
     }
 
-    /// Says that the op just appended writes `view`: what was found in it before no longer holds.
-    pub(crate) fn drop_kept(&mut self, view: &View) {
-        let overlaps = |of: &View| view.ptr < of.ptr + of.span_bytes() && of.ptr < view.ptr + view.span_bytes();
-        self.kept = self.kept.filter(|(kept, _)| !kept.of.iter().any(overlaps));
-    }
-
     /// Takes commands and parameters back, down to so many.
     pub(crate) fn truncate(&mut self, commands: usize, args: usize) {
         self.commands.truncate(commands);
@@ -189,19 +187,18 @@ impl Encoding {
     }
 
     /// Whether an op appended now may read `view` before `wait_for_previous()`: nothing since the command before the
-    /// last settling one has written it. False where writes were not noted.
+    /// last settling one has written it.
     pub fn is_settled(&self, view: &View) -> bool {
         let Some(settled) = self.writes.settled else {
             return false;
         };
-        let (begin, end) = (view.ptr, view.ptr + view.span_bytes());
         let since = self
             .writes
             .ranges
             .iter()
             .rev()
             .take_while(|&&(.., commands)| commands >= settled);
-        !since.into_iter().any(|&(at, bytes, _)| at < end && begin < at + bytes)
+        !since.into_iter().any(|&(at, bytes, _)| overlaps(view, at, bytes))
     }
 
     /// Appends a library product; `workspace` is an offset in scratch.
@@ -242,6 +239,11 @@ impl Encoding {
     }
 }
 
+/// Whether a view has some of these bytes.
+fn overlaps(view: &View, at: DevicePtr, bytes: u64) -> bool {
+    at < view.ptr + view.span_bytes() && view.ptr < at + bytes
+}
+
 #[cfg(test)]
 mod tests {
     use halyard_platform_api::DType;
@@ -279,9 +281,9 @@ mod tests {
         encoding.zero(Arg::Ptr(0), 4);
         encoding.settles();
         assert!(encoding.is_kept_settled());
-        encoding.drop_kept(&ints(2032, 8));
+        encoding.note_write(&ints(2032, 8));
         assert!(encoding.keeps(&found), "what lies behind the table is written");
-        encoding.drop_kept(&ints(1012, 1));
+        encoding.note_write(&ints(1012, 1));
         assert!(!encoding.keeps(&found), "a row is written");
         find(&mut encoding, found);
         find(&mut encoding, other);
@@ -296,13 +298,13 @@ mod tests {
         let (lengths, table, hidden) = (ints(1000, 4), ints(2000, 8), ints(3000, 16));
         let op = |encoding: &mut Encoding, written: &View| {
             encoding.zero(Arg::Ptr(0), 4);
-            encoding.note_write(written.ptr, written.span_bytes());
+            encoding.note_write(written);
         };
         op(&mut encoding, &lengths);
         assert!(!encoding.is_settled(&table), "nothing has settled yet");
         encoding.zero(Arg::Ptr(0), 4);
         encoding.settles();
-        encoding.note_write(hidden.ptr, hidden.span_bytes());
+        encoding.note_write(&hidden);
         assert!(encoding.is_settled(&lengths), "written before");
         assert!(encoding.is_settled(&table), "never written");
         assert!(!encoding.is_settled(&hidden), "written by the settling command itself");

@@ -42,7 +42,7 @@ pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, beside_this_library, entries, find_symbol, folders_of, symbol};
 pub use modules::Modules;
 pub use ops::attention_self_test;
-pub use policy::{AttentionTiles, BlockProduct, Policy, Tile, Tiling, bytes, is_on};
+pub use policy::{AttentionTiles, BlockProduct, Policy, Tile, Tiling, is_on, number_of_bytes};
 pub use prebuilt::{KernelKey, PrebuiltKernels, kernel_key, prebuilt_file};
 pub use ranks::{CollectiveLibrary, RankDriver};
 pub use rounding::Rounding;

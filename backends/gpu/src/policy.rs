@@ -225,7 +225,7 @@ pub fn is_on(variable: &str, text: Option<OsString>) -> Result<bool> {
 ///
 /// # Errors
 /// `InvalidArgument` naming the variable and what it takes.
-pub fn bytes(variable: &str, text: Option<OsString>, zero: &str) -> Result<Option<u64>> {
+pub fn number_of_bytes(variable: &str, text: Option<OsString>, zero: &str) -> Result<Option<u64>> {
     let Some(text) = text else {
         return Ok(None);
     };
@@ -261,9 +261,9 @@ mod tests {
 
     #[test]
     fn a_bound_is_a_number_or_an_error_that_names_the_variable() {
-        let read = |text: &str| bytes("X_BYTES", Some(text.into()), "for none");
+        let read = |text: &str| number_of_bytes("X_BYTES", Some(text.into()), "for none");
         assert_eq!(read(" 8192 "), Ok(Some(8192)));
-        assert_eq!(bytes("X_BYTES", None, "for none"), Ok(None));
+        assert_eq!(number_of_bytes("X_BYTES", None, "for none"), Ok(None));
         for wrong in ["8k", "", "-1"] {
             let why = read(wrong).expect_err(wrong).message;
             assert!(why.contains(&format!("X_BYTES is {wrong:?}")), "{why}");

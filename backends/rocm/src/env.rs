@@ -34,7 +34,7 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> {
     let said = options.get_or("peer_sum_bytes", var_os("HALYARD_ROCM_PEER_SUM_BYTES"));
     let variable = "peer_sum_bytes (or HALYARD_ROCM_PEER_SUM_BYTES)";
-    halyard_gpu::bytes(variable, said, "to leave all sums to the vendor's library")
+    halyard_gpu::number_of_bytes(variable, said, "to leave all sums to the vendor's library")
 }
 
 /// Whether attention may run on matrix units.

@@ -467,7 +467,7 @@ fn what_sequences_have_in_common_is_found_once_for_all_layers() {
         operands[8].ptr += table;
         let before = encoding.commands.len();
         kernel.encode(&mut encoding, &operands).unwrap();
-        encoding.drop_kept(&operands[12]);
+        encoding.note_write(&operands[12]);
         let mut own = Encoding::default();
         own.commands.extend_from_slice(&encoding.commands[before..]);
         recorder.names(&own)

@@ -167,7 +167,7 @@ __device__ __noinline__ void read_common(u8 *shared, const CommonCall &call) {
     }
     u32 warp = threadIdx.x / 32;
     u32 barriers = shared_address(shared + BARRIERS_AT) + WARPS * RING * 8;
-    u8 *desk = shared + DESKS_AT + warp * DESK_BYTES;
+    u8 *desk = desk_of(shared, warp);
     Ring ring = {shared_address(shared), barriers, 0, 0};
     while (true) {
         if (threadIdx.x == 0) words[TASK] = next;

@@ -24,6 +24,7 @@
 #define DESK_BYTES ((DESK_ROOM + 127) / 128 * 128)
 static_assert(GROUP * HEAD_STRIDE * 4 <= RING * UNIT_BYTES, "a ring holds an item's sums");
 #define DESKS_AT (WARPS * RING * UNIT_BYTES)
+__device__ __forceinline__ u8 *desk_of(u8 *shared, u32 warp) { return shared + DESKS_AT + warp * DESK_BYTES; }
 #define BARRIERS_AT (DESKS_AT + WARPS * DESK_BYTES)
 #define BARRIERS ((1 + COMMON) * WARPS * RING)
 #define WORDS_AT (BARRIERS_AT + BARRIERS * 8) // with COMMON, four words

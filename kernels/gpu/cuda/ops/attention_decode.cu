@@ -81,8 +81,7 @@
 // f32 of a block's part of an item: sums, then highest and total of each head, twice that for alignment
 #define PARTIAL (GROUP * (HEAD_DIM + 4))
 
-// A warp's desk, the sums of the item that is cut at place `place` of it, and what is said of those items.
-__device__ __forceinline__ u8 *desk_of(u8 *shared, u32 warp) { return shared + DESKS_AT + warp * DESK_BYTES; }
+// The sums of a warp's item that is cut at place `place` of it, and what is said of those items.
 __device__ __forceinline__ float *sums_of(u8 *shared, u32 warp, u32 place) {
     return (float *)(place == 0 ? desk_of(shared, warp) + SUMS_AT : shared + warp * RING * UNIT_BYTES);
 }

@@ -20,8 +20,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     find_common(const i32 *block_table, u32 table_stride, const i32 *step_rows, const i32 *starts, const i32 *seq_lens,
-                u8 *found, u32 S, u32 block, u32 team, u32 least,
-                u32 least_tiles) {
+                u8 *found, u32 S, u32 block, u32 team, u32 least, u32 least_tiles) {
     extern __shared__ __align__(16) u8 memory[];
     Team *list = (Team *)memory;                // [S / 2]
     u32 *pages = (u32 *)(memory + S / 2 * 16);  // [S]: a sequence's first page, from 1 on; 0: it has none in common
@@ -31,6 +30,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u16 *leaders = most + S, *order = leaders + S, *places = order + S; // [S] each
     Teams *to = (Teams *)found;
     u32 lane = threadIdx.x % 32;
+    auto leave_none = [&]() {
+        if (threadIdx.x == 0) to->count = 0;
+        let_next_start();
+    };
     wait_for_previous();
     bool any = false;
     for (u32 s = threadIdx.x; s < S; s += THREADS) {
@@ -42,11 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         pages[s] = (u32)(page + 1);
         any |= page >= 0;
     }
-    if (!__syncthreads_or(any)) {
-        if (threadIdx.x == 0) to->count = 0;
-        let_next_start();
-        return;
-    }
+    if (!__syncthreads_or(any)) return leave_none();
     any = false;
     for (u32 s = threadIdx.x; s < S; s += THREADS) {
         u32 page = pages[s], first = s, before = 0;
@@ -59,11 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         places[s] = (u16)before;
         any |= before > 0;
     }
-    if (!__syncthreads_or(any)) {
-        if (threadIdx.x == 0) to->count = 0;
-        let_next_start();
-        return;
-    }
+    if (!__syncthreads_or(any)) return leave_none();
     for (u32 s = threadIdx.x; s < S; s += THREADS) {
         u32 leader = leaders[s], place = places[s];
         for (u32 other = 0; other < S; other++) place += leaders[other] < leader;
