@@ -20,6 +20,7 @@ mod requests;
 mod responses;
 mod sleep;
 mod stored_responses;
+mod streams;
 mod structured;
 mod tool_calls;
 mod transport;

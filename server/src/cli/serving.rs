@@ -1,5 +1,8 @@
 //! Flags for the defaults of requests, and for optional routes.
 
+use std::num::NonZeroU32;
+use std::time::Duration;
+
 use clap::Args;
 
 use super::model_flags::{JsonObject, parse_object};
@@ -43,6 +46,19 @@ pub struct ServingArgs {
     /// Most characters of a prompt that --log-prompts writes (of a token list: ids); without it all
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_LOG_LEN")]
     max_log_len: Option<usize>,
+    /// Tokens that an event of a stream waits for, after the first token; the last event may have fewer. More than 1
+    /// costs server and clients less, and streams come in steps
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_STREAM_INTERVAL", default_value = "1")]
+    stream_interval: NonZeroU32,
+    /// Seconds after which a silent stream gets a comment, which clients ignore: for proxies that end idle
+    /// connections; 0: never
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "HALYARD_SSE_KEEP_ALIVE_INTERVAL",
+        default_value_t = 0
+    )]
+    sse_keep_alive_interval: u32,
 }
 
 impl ServingArgs {
@@ -61,6 +77,9 @@ impl ServingArgs {
             response_role: self.response_role.clone(),
             metrics_without_key: self.metrics_without_key,
             max_log_len: self.max_log_len,
+            stream_interval: self.stream_interval,
+            sse_keep_alive: (self.sse_keep_alive_interval > 0)
+                .then(|| Duration::from_secs(self.sse_keep_alive_interval.into())),
             ..ServingDefaults::default()
         }
     }

@@ -1,6 +1,8 @@
 //! Responses in the background: a task of its own computes the answer and stores how far it is. It counts among the
 //! running requests; when the server ends, it ends as they do.
 
+use std::time::Duration;
+
 use axum::response::Response;
 use bytes::Bytes;
 use futures::StreamExt;
@@ -16,7 +18,12 @@ use crate::openai::refusals::incomplete;
 ///
 /// # Errors
 /// 503 where the store has no room.
-pub(super) fn start(mut exchange: Exchange, chunks: Chunks, is_stream: bool) -> Result<Response, ApiError> {
+pub(super) fn start(
+    mut exchange: Exchange,
+    chunks: Chunks,
+    is_stream: bool,
+    keep_alive: Option<Duration>,
+) -> Result<Response, ApiError> {
     let keeper = exchange.keeper.take().ok_or_else(incomplete)?;
     let queued = exchange.writer.snapshot(Stage::Queued).map(Bytes::from);
     let queued = queued.ok_or_else(incomplete)?;
@@ -25,17 +32,18 @@ pub(super) fn start(mut exchange: Exchange, chunks: Chunks, is_stream: bool) -> 
     let work = tokio::spawn(run(exchange, chunks, keeper));
     begun.set_work(work.abort_handle());
     Ok(match events {
-        Some(events) => events_of(events),
+        Some(events) => events_of(events, keep_alive),
         None => json_answer(queued),
     })
 }
 
 /// The events of a stored response as an answer.
-pub(super) fn events_of(reader: EventReader) -> Response {
-    event_stream(stream::unfold(reader, |mut reader| async move {
+pub(super) fn events_of(reader: EventReader, keep_alive: Option<Duration>) -> Response {
+    let events = stream::unfold(reader, |mut reader| async move {
         let events = reader.next().await?;
         Some((events, reader))
-    }))
+    });
+    event_stream(events, keep_alive)
 }
 
 /// Computes an answer to its end. Aborting it cancels the request, as a client that goes away does.

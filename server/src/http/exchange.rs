@@ -4,12 +4,13 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body as HttpBody;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
-use futures::stream::{self, SelectAll, Stream, StreamExt};
+use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use halyard_engine::{OutputChunk, OutputStream};
 use halyard_request_hooks::IoRun;
 
@@ -94,7 +95,7 @@ pub(super) fn json_answer(text: impl Into<HttpBody>) -> Response {
 }
 
 /// An answer as its chunks come.
-pub(super) fn stream_answer(exchange: Exchange, chunks: Chunks) -> Response {
+pub(super) fn stream_answer(exchange: Exchange, chunks: Chunks, keep_alive: Option<Duration>) -> Response {
     // Chunks that are ready are sent together: with n above 1, those of one step.
     let num_choices = exchange.writer.num_choices().max(1);
     let start = (exchange, chunks.ready_chunks(num_choices));
@@ -121,11 +122,18 @@ pub(super) fn stream_answer(exchange: Exchange, chunks: Chunks) -> Response {
             }
         }
     });
-    event_stream(events.map(Bytes::from))
+    event_stream(events.map(Bytes::from), keep_alive)
 }
 
-/// An answer that is a stream of events.
-pub(super) fn event_stream(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+/// An answer that is a stream of events. One that is silent for `keep_alive` gets a comment, time and again.
+pub(super) fn event_stream(
+    events: impl Stream<Item = Bytes> + Send + 'static,
+    keep_alive: Option<Duration>,
+) -> Response {
+    let events = match keep_alive {
+        Some(interval) => with_comments(events.boxed(), interval).boxed(),
+        None => events.boxed(),
+    };
     let body = HttpBody::from_stream(events.map(Ok::<Bytes, Infallible>));
     let mut response = Response::new(body);
     let headers = response.headers_mut();
@@ -135,6 +143,16 @@ pub(super) fn event_stream(events: impl Stream<Item = Bytes> + Send + 'static) -
     // Without it buffering reverse proxies would delay tokens.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
+}
+
+/// The events, with a comment wherever nothing came for `interval`. The comment is the one of vLLM.
+fn with_comments(events: BoxStream<'static, Bytes>, interval: Duration) -> impl Stream<Item = Bytes> + Send {
+    stream::unfold(events, move |mut events| async move {
+        // What is begun of the next event stays in the stream when the time is over.
+        let next = tokio::time::timeout(interval, events.next()).await;
+        let bytes = next.unwrap_or(Some(Bytes::from_static(b": keep-alive\n\n")))?;
+        Some((bytes, events))
+    })
 }
 
 impl Exchange {

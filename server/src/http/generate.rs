@@ -246,7 +246,8 @@ async fn answer(
     let mut streams = Vec::with_capacity(requests.len());
     for request in requests {
         let submitted = state.engine.submit(request);
-        streams.push(submitted.map_err(|error| format.refusal(error))?);
+        let stream = submitted.map_err(|error| format.refusal(error))?;
+        streams.push(stream.in_pieces_of(state.serving.stream_interval));
     }
     let is_stream = answer.streaming.stream;
     let is_background = keeper.as_ref().is_some_and(Keeper::is_background);
@@ -262,9 +263,9 @@ async fn answer(
         seat,
     };
     let mut response = if is_background {
-        background::start(exchange, chunks, is_stream)?
+        background::start(exchange, chunks, is_stream, state.serving.sse_keep_alive)?
     } else if is_stream {
-        stream_answer(exchange, chunks)
+        stream_answer(exchange, chunks, state.serving.sse_keep_alive)
     } else {
         whole_answer(exchange, chunks).await?
     };

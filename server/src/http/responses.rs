@@ -65,7 +65,8 @@ pub(super) async fn response(
         return store.response(key, &id).map(json_answer);
     }
     let first = query.starting_after.map_or(0, |number| number.saturating_add(1));
-    store.events(key, &id, first).map(events_of)
+    let events = store.events(key, &id, first)?;
+    Ok(events_of(events, state.serving.sse_keep_alive))
 }
 
 /// Ends a response in the background.

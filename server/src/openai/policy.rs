@@ -1,5 +1,8 @@
 //! The operator's limits and defaults for requests.
 
+use std::num::NonZeroU32;
+use std::time::Duration;
+
 use serde_json::{Map, Value};
 
 /// Limits of a request; beyond them the answer is 400 or 413 with the limit.
@@ -71,6 +74,10 @@ pub struct ServingDefaults {
     pub metrics_without_key: bool,
     /// Characters (of a text) or ids (of a token list) of a prompt that the log shows; `None`: all.
     pub max_log_len: Option<usize>,
+    /// Tokens of a stream's event, but for the first and the last of a choice.
+    pub stream_interval: NonZeroU32,
+    /// A stream that has been silent for so long gets a comment; `None`: never.
+    pub sse_keep_alive: Option<Duration>,
 }
 
 impl Default for ServingDefaults {
@@ -85,6 +92,8 @@ impl Default for ServingDefaults {
             exclude_tools_when_tool_choice_none: false,
             metrics_without_key: false,
             max_log_len: None,
+            stream_interval: NonZeroU32::MIN,
+            sse_keep_alive: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use halyard_delayed::DelayedPlatform;
 use halyard_platform_api::{Device, Platform};
+use halyard_server::openai::policy::ServingDefaults;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -23,6 +24,11 @@ pub const LONGEST: u32 = 4096;
 
 /// The server; `name` is the test's own.
 pub fn server(name: &str) -> Arc<TestServer> {
+    server_with(name, ServingDefaults::default())
+}
+
+/// The server with an operator's settings for requests.
+pub fn server_with(name: &str, serving: ServingDefaults) -> Arc<TestServer> {
     let folder = std::env::temp_dir().join(format!("halyard-long-answers-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("made");
     for file in std::fs::read_dir(fixture("llama")).expect("the fixture") {
@@ -39,6 +45,7 @@ pub fn server(name: &str) -> Arc<TestServer> {
         device: Some(slow_device()),
         model: Some(folder.clone()),
         max_model_len: Some(LONGEST),
+        serving,
         ..Options::default()
     });
     std::fs::remove_dir_all(&folder).expect("was there");
