@@ -238,15 +238,14 @@ __device__ __noinline__ void read_common(u8 *shared, const CommonCall &call) {
     __syncthreads();
 }
 
-// Adds what the tasks have left of an item, of sequence `s` and query heads from `first_head` on, to a warp's sums. A
-// function of its own: in between, it would stand in every item's way.
-__device__ __noinline__ void add_common(Softmax &softmax, const u8 *shared, const CommonSums &from, const u32 *counters,
-                                        u32 S, u32 s, u32 first_head) {
+// Adds what the tasks have left of an item to a warp's sums.
+__device__ __forceinline__ void add_common(Softmax &softmax, const u8 *shared, const CommonSums &from,
+                                           const u32 *counters, u32 S, const Item &item) {
     const u32 *words = (const u32 *)(shared + WORDS_AT);
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane & 3, tasks = words[ALL_TASKS], done = 0;
     while (done < tasks)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(counters + DONE) : "memory");
-    u64 row = (u64)s * from.num_heads + first_head;
+    u64 row = (u64)item.s * from.num_heads + item.kv_head * GROUP;
 #pragma unroll 2
     for (u32 part = 0; part < words[ALL_PARTS]; part++, row += (u64)S * from.num_heads) {
 #pragma unroll

@@ -53,7 +53,6 @@ struct Cut {
 #define LEFT_BEHIND 4  // an item at place 1
 #define MARKS 3        // bits of them
 static_assert(WARPS * MARKS < 32, "marks of all warps in a word");
-static_assert(BARRIERS <= THREADS, "a thread a barrier");
 
 struct Inputs {
     const ACT *q, *k, *v;

@@ -368,21 +368,12 @@ extern "C" __global__ void BOUNDS attention_decode(
 #endif
     float factor = (SOFTCAP ? scale : scale * LOG2E) * Query<ACT, KV>::scale;
     Sequence *sequences = (Sequence *)(shared + SHARED_BYTES);
-    if (COMMON) window = 0; // as there is none
     Work work = {sequences, S, num_kv_heads, window, nullptr};
     u32 barriers = shared_address(shared + BARRIERS_AT);
-    if (threadIdx.x < BARRIERS) {
-        barrier_init(barriers + threadIdx.x * 8, 1);
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < BARRIERS; i++) barrier_init(barriers + i * 8, 1);
         order_barriers_before_copies();
     }
-    u8 *desk = desk_of(shared, warp);
-    auto clear_desk = [&]() {
-        if (warp >= WARPS) return;
-        // Columns past the group stay zero.
-        for (u32 i = lane; i < NT * HEAD_DIM; i += 32) *(uint4 *)(desk + i * 16) = make_uint4(0, 0, 0, 0);
-        if (lane == 0) marks_of(shared, warp) = 0;
-    };
-    clear_desk();
     __syncthreads();
     if (!early) wait_for_previous();
     u32 *scan = (u32 *)(shared + DESKS_AT + SUMS_AT);
@@ -391,21 +382,25 @@ extern "C" __global__ void BOUNDS attention_decode(
     bool has_teams = teams && __ldcg(&teams->count) > 0;
     lay_out(sequences, scan, step_rows, starts, seq_lens, S, window, query_len_end, has_teams,
             teams ? teams->tiles(S) : nullptr, common_tiles);
+    CommonSums common_sums = {common, common_rows, num_kv_heads * GROUP};
+    u32 *common_counters = counters + gridDim.x;
     if (has_teams) {
         work.common = common_tiles;
         if (early) wait_for_previous();
         early = 0;
-        CommonSums to = {common, common_rows, num_kv_heads * GROUP};
-        CommonCall call = {in, sequences, teams, to, counters + gridDim.x, cache, page_stride, block_table,
+        CommonCall call = {in, sequences, teams, common_sums, common_counters, cache, page_stride, block_table,
                            table_stride, S, num_kv_heads, factor, softcap};
         read_common(shared, call);
-        clear_desk();
-        __syncwarp();
     }
 #else
     lay_out(sequences, scan, step_rows, starts, seq_lens, S, window, query_len_end, false, nullptr, nullptr);
 #endif
 
+    u8 *desk = desk_of(shared, warp);
+    // Columns past the group stay zero.
+    for (u32 i = lane; i < NT * HEAD_DIM && warp < WARPS; i += 32)
+        *(uint4 *)(desk + i * 16) = make_uint4(0, 0, 0, 0);
+    if (lane == 0 && warp < WARPS) marks_of(shared, warp) = 0;
 #if ONCE
     if (warp >= WARPS) return;
 #endif
@@ -416,7 +411,7 @@ extern "C" __global__ void BOUNDS attention_decode(
     if (whole ? total == 0 : begin >= total) {
         if (early) wait_for_previous();
 #if COMMON
-        if (work.common) leave_common(counters + gridDim.x);
+        if (work.common) leave_common(common_counters);
 #endif
         return;
     }
@@ -513,13 +508,8 @@ extern "C" __global__ void BOUNDS attention_decode(
             refill();
         }
 #if COMMON
-        if (work.common && item.end == item.line_end && work.common[item.s] > 0) {
-            // The copy alone lies in memory.
-            Softmax sums = softmax;
-            CommonSums from = {common, common_rows, num_kv_heads * GROUP};
-            add_common(sums, shared, from, counters + gridDim.x, S, item.s, item.kv_head * GROUP);
-            softmax = sums;
-        }
+        if (work.common && item.end == item.line_end && work.common[item.s] > 0)
+            add_common(softmax, shared, common_sums, common_counters, S, item);
 #endif
         bool begins = item.line >= begin;
         if (item.begin == item.line && item.end == item.line_end) write_sums(output, item, softmax);
@@ -555,6 +545,6 @@ extern "C" __global__ void BOUNDS attention_decode(
         if (*adds) add_blocks(output, cut.token, cut.kv_head, first_block, last_block, threadIdx.x, THREADS);
     }
 #if COMMON
-    if (work.common) leave_common(counters + gridDim.x);
+    if (work.common) leave_common(common_counters);
 #endif
 }
