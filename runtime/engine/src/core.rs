@@ -15,7 +15,7 @@ use crate::command::Command;
 use crate::config::{GuideConfig, SpeculativeConfig};
 use crate::drafts::Drafting;
 use crate::error::EngineError;
-use crate::gather::Gather;
+use crate::gather::{Gather, NEAR_STEPS};
 use crate::kv_events::KvEventSink;
 use crate::live::Live;
 use crate::lora::core::CoreLora;
@@ -320,6 +320,7 @@ impl Core {
             let now = Instant::now();
             let now_ns = now.duration_since(self.started).as_nanos() as u64;
             self.live.scheduler.set_max_prompt_tokens(self.pace.max_prompt_tokens());
+            self.hold_prompts(now);
             let planned = self.live.scheduler.schedule_into(now_ns, &mut self.plan);
             if let Some(lora) = &mut self.live.lora {
                 lora.start_loads(&mut self.live.scheduler);
@@ -350,6 +351,13 @@ impl Core {
             }
         }
         Ok(false)
+    }
+
+    /// Leaves out of the next plan what waits, where it is to be joined soon. Nothing is held while the device is idle.
+    fn hold_prompts(&mut self, now: Instant) {
+        let scheduler = &mut self.live.scheduler;
+        let others_end = !self.in_flight.is_empty() && scheduler.has_waiting_behind_ends(NEAR_STEPS);
+        scheduler.set_admits(!self.gather.holds(now, others_end));
     }
 
     /// Submits the second half of the step that was submitted last, with the masks that are there.
@@ -468,11 +476,15 @@ impl Core {
     /// Learns how long steps take. A step that was submitted after another one began when that one ended.
     fn note_pace(&mut self, flight: &Flight, submitted: Instant) {
         let began = submitted.max(std::mem::replace(&mut self.collected, Instant::now()));
-        self.pace.note(TimedStep {
+        let step = TimedStep {
             prompt_tokens: flight.prompt_tokens(),
             has_decodes: flight.rows().iter().any(|row| row.prompt_tokens == 0),
             duration: self.collected.duration_since(began),
-        });
+        };
+        self.pace.note(step);
+        if step.prompt_tokens > 0 {
+            self.gather.note_prompts(step.duration);
+        }
     }
 }
 

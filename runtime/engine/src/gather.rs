@@ -1,6 +1,7 @@
-//! How long an idle engine waits for more requests behind the first. Clients that keep a number of requests at once
-//! send the next ones, one after the other, when those before have ended. Were a step begun with the first of them
-//! alone, all others would wait for it, and from then on each group's prompts would stop the other's streams.
+//! How long requests that have come wait for more. Clients that keep a number of requests at once send the next ones,
+//! one after the other, when those before have ended. Were a step begun with the first of them alone, all others would
+//! wait for it, and from then on each group's prompts would stop the other's streams. So an idle engine waits for the
+//! next request, and one with steps in flight leaves prompts out of its plans while most others are about to end.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +11,21 @@ const TOGETHER: Duration = Duration::from_millis(20);
 const NEXT: Duration = Duration::from_millis(2);
 const ALL: Duration = Duration::from_millis(10);
 const SINCE: Duration = Duration::from_millis(50);
+/// Longest that prompts are held.
+const HELD: Duration = Duration::from_millis(20);
+/// A request with at most so many steps to plan is about to end.
+pub(crate) const NEAR_STEPS: u32 = 2;
 
-/// Requests that ended together, and how many have come since.
+/// Requests that ended together, how many have come since, and since when prompts are held.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gather {
     ended: usize,
     last: Option<Instant>,
     came: usize,
     first: Option<Instant>,
+    held: Option<Instant>,
+    /// How long the last step with prompts took.
+    prompts: Duration,
 }
 
 impl Gather {
@@ -27,7 +35,7 @@ impl Gather {
             return;
         }
         if self.last.is_none_or(|last| now.duration_since(last) > TOGETHER) {
-            *self = Gather::default();
+            self.give_up();
         }
         self.ended += count;
         self.last = Some(now);
@@ -46,9 +54,25 @@ impl Gather {
         (self.came < self.ended && is_near).then_some(NEXT)
     }
 
+    /// A step with prompts took so long.
+    pub(crate) fn note_prompts(&mut self, duration: Duration) {
+        self.prompts = duration;
+    }
+
+    /// Whether the next plan leaves out what waits, because most others are about to end. For half of what prompts take
+    /// at most: their step would hold up those others' streams, and then the others' prompts.
+    pub(crate) fn holds(&mut self, now: Instant, others_end: bool) -> bool {
+        if !others_end {
+            self.held = None;
+            return false;
+        }
+        let since = *self.held.get_or_insert(now);
+        now.duration_since(since) < HELD.min(self.prompts / 2)
+    }
+
     /// Nobody came: the others stay away.
     pub(crate) fn give_up(&mut self) {
-        *self = Gather::default();
+        (self.ended, self.last, self.came, self.first) = (0, None, 0, None);
     }
 }
 
@@ -100,5 +124,23 @@ mod tests {
         gather.give_up();
         gather.note_came(1, start + ms(2));
         assert_eq!(gather.wait(start + ms(2)), None, "nobody came the last time");
+    }
+
+    #[test]
+    fn prompts_are_held_while_others_end_and_not_for_long() {
+        let (mut gather, start) = (Gather::default(), Instant::now());
+        assert!(!gather.holds(start, true), "prompts take no time yet");
+        gather.note_prompts(ms(16));
+        assert!(gather.holds(start + ms(7), true), "since the start");
+        assert!(!gather.holds(start + ms(8), true), "half of what they take");
+        assert!(
+            !gather.holds(start + ms(9), true),
+            "and not again before those others have ended"
+        );
+        assert!(!gather.holds(start + ms(10), false));
+        assert!(gather.holds(start + ms(11), true), "other ones");
+        gather.note_prompts(ms(1000));
+        assert!(gather.holds(start + ms(30), true));
+        assert!(!gather.holds(start + ms(31), true), "never longer");
     }
 }

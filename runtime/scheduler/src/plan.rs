@@ -30,8 +30,9 @@ pub(crate) struct Draft<'a> {
 
 impl Scheduler {
     /// Plans the next step, or says that there is nothing to plan now: no request has work that can be done before a
-    /// step in flight comes back, a hold or a pause ends or a request is added, or `max_steps_in_flight` steps are in
-    /// flight. `now_ns` is on the clock of the requests' arrivals and only dates admissions.
+    /// step in flight comes back, a hold or a pause ends, a request is added or those that wait are taken again, or
+    /// `max_steps_in_flight` steps are in flight. `now_ns` is on the clock of the requests' arrivals and only dates
+    /// admissions.
     pub fn schedule(&mut self, now_ns: u64) -> Option<SchedulerOutput> {
         let mut out = SchedulerOutput::default();
         self.schedule_into(now_ns, &mut out).then_some(out)
@@ -55,7 +56,7 @@ impl Scheduler {
         };
         let blocks_are_short = self.plan_running(&mut draft);
         if !blocks_are_short {
-            let admits = self.pause == PauseState::Unpaused;
+            let admits = self.admits && self.pause == PauseState::Unpaused;
             let passed = admits.then(|| self.admit_waiting(now_ns, &mut draft));
             self.fill_up(&mut draft);
             if let Some(passed) = passed {

@@ -107,6 +107,8 @@ pub struct Scheduler {
     /// Most prompt tokens of a step; 0: no bound.
     pub(crate) max_prompt_tokens: u32,
     pub(crate) pause: PauseState,
+    /// Whether the next plan takes requests that wait.
+    pub(crate) admits: bool,
     /// First new entry of each planned row's block tables, one a KV group; empty between plans.
     pub(crate) first_entries: Vec<u32>,
     pub(crate) in_flight: VecDeque<InFlightStep>,
@@ -149,6 +151,7 @@ impl Scheduler {
             first_entries: Vec::new(),
             max_prompt_tokens: 0,
             pause: PauseState::Unpaused,
+            admits: true,
             in_flight: VecDeque::new(),
             spare_rows: Vec::new(),
             last_step: StepId(0),
@@ -170,6 +173,20 @@ impl Scheduler {
     /// bounded by it.
     pub fn set_max_prompt_tokens(&mut self, tokens: u32) {
         self.max_prompt_tokens = tokens;
+    }
+
+    /// Whether the next plans take requests that wait; true at first.
+    pub fn set_admits(&mut self, admits: bool) {
+        self.admits = admits;
+    }
+
+    /// Whether requests wait, and at least half of those that run reach their length within `steps` more steps.
+    pub fn has_waiting_behind_ends(&self, steps: u32) -> bool {
+        let ends = self.running.iter().filter(|slot| {
+            let request = &self.requests[**slot];
+            request.max_len - request.num_known_upper() <= steps
+        });
+        self.waiting.len() > 0 && !self.running.is_empty() && 2 * ends.count() >= self.running.len()
     }
 
     /// The configuration it was made with.

@@ -298,3 +298,26 @@ fn failed_step_is_read_back_without_results_once_its_requests_are_aborted() {
     rig.device.in_flight.clear();
     rig.check_ended(&ids([1, 2]));
 }
+
+#[test]
+fn what_waits_may_be_left_out_of_plans() {
+    let mut rig = Rig::new(small(64));
+    rig.prompt(1, &tokens(1, 3), 8);
+    rig.prompt(2, &tokens(2, 3), 3);
+    rig.plan().expect("a step");
+    rig.read();
+    assert!(!rig.scheduler.has_waiting_behind_ends(8), "nothing waits");
+    rig.prompt(3, &tokens(3, 3), 1);
+    assert!(!rig.scheduler.has_waiting_behind_ends(1), "both have more to go");
+    assert!(rig.scheduler.has_waiting_behind_ends(2), "one of the two has not");
+    rig.scheduler.set_admits(false);
+    let plan = rig.plan().expect("a step");
+    assert_eq!(scheduled_ids(&plan), [1, 2]);
+    rig.scheduler.set_admits(true);
+    rig.read();
+    let plan = rig.plan().expect("a step");
+    assert_eq!(scheduled_ids(&plan), [1, 2, 3]);
+    rig.run_to_end();
+    assert!(!rig.scheduler.has_waiting_behind_ends(8), "nothing runs");
+    rig.check_ended(&[]);
+}
