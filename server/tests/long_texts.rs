@@ -38,6 +38,13 @@ async fn texts_longer_than_the_context_are_refused_as_vllm_does() {
             "{message}"
         );
     }
+    // The second prompt is none, and is not looked at.
+    for first in [json!("a ".repeat(1000)), json!(vec![5; 256])] {
+        let answer = server.post("/v1/completions", &json!({"prompt": [first, {}]})).await;
+        assert_eq!(answer.error(400)["code"], "context_length_exceeded", "{}", answer.text);
+    }
+    let truncated = json!({"prompt": ["a ".repeat(1000), vec![5; 256]], "truncate_prompt_tokens": 5, "max_tokens": 1});
+    assert_eq!(server.post("/v1/completions", &truncated).await.status, 200);
     let truncated = json!({"prompt": "a ".repeat(50_000), "truncate_prompt_tokens": 5, "max_tokens": 1});
     assert_eq!(server.post("/v1/completions", &truncated).await.status, 200);
     let chat = json!({"messages": [{"role": "user", "content": long}]});

@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use super::context::prompt_too_long;
 use super::lenient::Int;
 use super::model::ModelContext;
 use super::sampling::token_ids;
@@ -20,7 +21,8 @@ pub struct Prompt {
 /// Reads the field `prompt`.
 ///
 /// # Errors
-/// 400 for a missing, empty or mixed prompt, ids outside the vocabulary, and more prompts than the limit.
+/// 400 for a missing, empty or mixed prompt, ids outside the vocabulary, more prompts than the limit, and one of
+/// several that does not fit into the context.
 pub fn read_prompts(sent: &Value, add_special_tokens: bool, model: ModelContext<'_>) -> Result<Vec<Prompt>, ApiError> {
     let wrong = || {
         ApiError::field(
@@ -53,9 +55,12 @@ pub fn read_prompts(sent: &Value, add_special_tokens: bool, model: ModelContext<
                     );
                     return Err(ApiError::field("prompt", message));
                 }
-                let read = |(index, entry): (usize, &Value)| match entry {
-                    Value::String(text) => from_text(text, add_special_tokens, model),
-                    _ => from_ids(entry, &format!("prompt[{index}]"), model)?.ok_or_else(wrong),
+                let read = |(index, entry): (usize, &Value)| {
+                    let prompt = match entry {
+                        Value::String(text) => from_text(text, add_special_tokens, model)?,
+                        _ => from_ids(entry, &format!("prompt[{index}]"), model)?.ok_or_else(wrong)?,
+                    };
+                    fits(prompt, model)
                 };
                 entries.iter().enumerate().map(read).collect::<Result<_, _>>()?
             }
@@ -76,6 +81,15 @@ pub fn read_prompts(sent: &Value, add_special_tokens: bool, model: ModelContext<
             ))
         }
     }
+}
+
+/// One of several prompts, if the context holds it. The engine would refuse it too, but only when all others are read.
+fn fits(prompt: Prompt, model: ModelContext<'_>) -> Result<Prompt, ApiError> {
+    let (found, limit) = (prompt.token_ids.len(), model.max_model_len);
+    if model.truncates || found < limit as usize {
+        return Ok(prompt);
+    }
+    Err(prompt_too_long("prompt", limit, found))
 }
 
 fn from_text(text: &str, add_special_tokens: bool, model: ModelContext<'_>) -> Result<Prompt, ApiError> {
