@@ -373,11 +373,11 @@ mod tests {
             max_tokens: None,
             cancel: Some(&cancel),
         };
-        let long = "a ".repeat(1 << 20);
-        let error = tokenizer("smollm")
-            .encode_within(&long, false, limits)
-            .expect_err("cancelled");
-        assert!(matches!(error, TextError::Cancelled), "{error}");
+        for text in ["a ".repeat(1 << 20), "one of many short texts".to_owned()] {
+            let encoded = tokenizer("smollm").encode_within(&text, false, limits);
+            let error = encoded.expect_err("cancelled");
+            assert!(matches!(error, TextError::Cancelled), "{error}");
+        }
     }
 
     #[test]

@@ -214,6 +214,10 @@ impl Tokenizer {
         limits: EncodeLimits<'_>,
         piece_bytes: usize,
     ) -> Result<Vec<u32>> {
+        // One of many short texts is not begun any more.
+        if limits.is_cancelled() {
+            return Err(TextError::Cancelled);
+        }
         let shared = &*self.shared;
         let num_around = if add_special_tokens {
             shared.around.before.len() + shared.around.after.len()
