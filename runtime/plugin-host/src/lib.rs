@@ -20,6 +20,7 @@ pub mod manifest;
 pub mod report;
 pub mod search;
 pub mod select;
+mod watch;
 pub mod wire;
 
 pub use allow_list::AllowList;

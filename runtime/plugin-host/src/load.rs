@@ -28,6 +28,7 @@ use crate::elf::{ElfFacts, sha256_of};
 use crate::error::{PluginError, Stage, StageFailure, StageReport};
 use crate::host_table;
 use crate::manifest::{Kind, Manifest, host_abi};
+use crate::watch::Watch;
 use crate::wire::{
     HostIoProcessorFactory, HostLogitsProcessorFactory, HostLoraResolverFactory, HostPlatform, HostStatLoggerFactory,
     PlatformTables,
@@ -199,6 +200,7 @@ pub(crate) fn load(
 ) -> Result<Plugin, Box<StageFailure>> {
     let manifest = &candidate.manifest;
     let steps = check(candidate, allow_list, trail)?;
+    let _watch = Watch::over(&candidate.path);
     let library = steps.open(&candidate.elf, trail)?;
     let entry = steps.entry(library, manifest, trail)?;
     let root = steps.enter(entry, manifest, trail)?;
@@ -381,6 +383,7 @@ impl Steps {
     /// Opens the library. The system's loader runs its constructors only after all needed libraries were found.
     fn open(&self, elf: &ElfFacts, trail: &mut Vec<StageReport>) -> Result<&'static Library, Box<StageFailure>> {
         self.check_not_overwritten()?;
+        tracing::debug!(path = %self.path.display(), "loading a library");
         // SAFETY: the file was checked as far as a file can be; its code is trusted because the operator put it on the
         // search path.
         let opened = unsafe { Library::open(Some(&self.path), RTLD_NOW | RTLD_LOCAL) };
