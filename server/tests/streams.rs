@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::common::{Answer, Options, TestServer};
+use crate::common::{Answer, Options, TestServer, until};
+use crate::long_answers::{ask, server_with};
 use axum::body::Body;
 use axum::http::Request;
 use halyard_server::openai::policy::ServingDefaults;
@@ -105,29 +106,32 @@ async fn a_stop_string_within_an_event_ends_it() {
         choice(&streamed(&many, "/v1/completions", &body).await, 0),
     );
     assert_eq!(together.finish, "stop");
+    assert!(
+        matches!(together.sizes[..], [1, more] if more > 1),
+        "{:?}",
+        together.sizes
+    );
     assert_eq!((alone.text, alone.ids), (together.text, together.ids));
 }
 
 #[tokio::test]
-async fn what_was_held_is_sent_before_a_pause_ends_the_answer() {
-    let server = crate::long_answers::server_with(
-        "held",
-        ServingDefaults {
+async fn what_was_held_is_told_when_the_operator_ends_an_answer() {
+    for route in ["/pause", "/abort_requests"] {
+        let serving = ServingDefaults {
             stream_interval: NonZeroU32::MAX,
             ..ServingDefaults::default()
-        },
-    );
-    let long = crate::long_answers::ask(&server, "/v1/completions", "held", true);
-    let some_steps = async || server.state.engine.stats().steps_total;
-    crate::common::until("some steps", some_steps, |steps| *steps > 5).await;
-    server.post_empty("/pause").await.ok();
-    let events = long.await.expect("answers").events();
-    let texts = events.iter().filter_map(|event| event["choices"][0]["text"].as_str());
-    assert!(texts.filter(|text| !text.is_empty()).count() >= 2, "{events:?}");
-    assert_eq!(
-        events.last().map(|event| &event["choices"][0]["finish_reason"]),
-        Some(&json!("abort"))
-    );
+        };
+        let server = server_with(&route[1..], serving);
+        let long = ask(&server, "/v1/completions", "held", true);
+        let steps = async || server.state.engine.stats().steps_total;
+        until("some steps", steps, |steps| *steps > 9).await;
+        server.post(route, &json!({})).await.ok();
+        let events = long.await.expect("answers").events();
+        assert_eq!(events.len(), 2, "the first token, and the rest: {events:?}");
+        let rest = &events[1]["choices"][0];
+        assert_eq!(rest["finish_reason"], "abort");
+        assert_ne!(rest["text"], "");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,7 @@
 //! formats, whole and streamed. Answers to the byte are in `data/tool_call_bytes.txt`.
 
 use std::fmt::Write;
+use std::num::NonZeroU32;
 
 use crate::common::{Answer, assert_recorded, fixture};
 use crate::scripted_server::scripted::ScriptedModel;
@@ -203,6 +204,33 @@ async fn a_call_that_is_cut_off_is_given_as_far_as_it_came() {
         cut_within += usize::from(arguments.is_some_and(|text| "{\"city\": \"Bern\"}" != text));
     }
     assert!(cut_within > 5, "{cut_within} cuts within the arguments");
+}
+
+#[tokio::test]
+async fn events_of_several_tokens_tell_the_same() {
+    for interval in [1, 3, 64] {
+        let serving = ServingDefaults {
+            stream_interval: NonZeroU32::new(interval).expect("not 0"),
+            ..ServingDefaults::default()
+        };
+        let model = ScriptedModel::with_template_of(&fixture(".."), "qwen3", &[("", THINKING)]);
+        let scripted = Scripted::serving(model, (Some("hermes"), Some("qwen3")), serving);
+        let mut fields = json!({"return_token_ids": true, "stream_options": null});
+        let whole = scripted.ask(fields.clone()).await.ok();
+        fields["stream"] = json!(true);
+        fields["stream_options"] = json!({"include_usage": true});
+        let events = scripted.ask(fields).await.events();
+        assert_eq!(told(&added_up(&events, 0)), told(&whole["choices"][0]), "{interval}");
+        let usage = &events.last().expect("usage")["usage"];
+        for name in ["completion_tokens", "completion_tokens_details"] {
+            assert_eq!(usage[name], whole["usage"][name], "{name}, {interval}");
+        }
+        assert_ne!(usage["completion_tokens_details"]["reasoning_tokens"], 0);
+        let ids = |event: &Value| event["choices"][0]["token_ids"].as_array().map_or(0, Vec::len);
+        let most = events.iter().map(ids).max();
+        let all = usage["completion_tokens"].as_u64().expect("a count") as usize;
+        assert_eq!(most, Some((interval as usize).min(all - 1)), "tokens of an event");
+    }
 }
 
 #[tokio::test]

@@ -76,17 +76,6 @@ impl OutputChunk {
             finish: None,
         }
     }
-
-    /// Adds the next piece of the same sample.
-    pub(crate) fn append(&mut self, next: OutputChunk) {
-        self.text.push_str(&next.text);
-        self.token_ids.extend(next.token_ids);
-        if let (Some(entries), Some(more)) = (&mut self.logprobs, next.logprobs) {
-            entries.extend(more);
-        }
-        self.num_cached_tokens = self.num_cached_tokens.max(next.num_cached_tokens);
-        self.finish = next.finish;
-    }
 }
 
 /// A finished sample.

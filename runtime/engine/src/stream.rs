@@ -2,7 +2,6 @@
 //! Runs in the reader's task, so that text work never holds up the engine.
 
 use std::collections::VecDeque;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -32,8 +31,6 @@ pub struct OutputStream {
     shared: Arc<Shared>,
     samples: Vec<Sample>,
     ready: VecDeque<OutputChunk>,
-    /// Tokens of a piece, but for the first and the last of a sample.
-    interval: usize,
     live: usize,
     /// Where there are several engines: the request's part in the load of its own.
     pub(crate) share: Option<LoadShare>,
@@ -45,8 +42,6 @@ struct Sample {
     num_tokens: u32,
     /// Prompt tokens taken from the prefix cache, as its first token says.
     num_cached_tokens: u32,
-    /// What is too short yet to be handed out.
-    held: Option<OutputChunk>,
     done: bool,
 }
 
@@ -72,7 +67,6 @@ impl OutputStream {
                     stops: checker()?,
                     num_tokens: 0,
                     num_cached_tokens: 0,
-                    held: None,
                     done: false,
                 })
             })
@@ -88,17 +82,9 @@ impl OutputStream {
             shared,
             samples,
             ready: VecDeque::new(),
-            interval: 1,
             live,
             share: None,
         }
-    }
-
-    /// Hands out a sample's first token as it comes, and then pieces of `tokens` tokens; the last may be shorter.
-    #[must_use]
-    pub fn in_pieces_of(mut self, tokens: NonZeroU32) -> OutputStream {
-        self.interval = tokens.get() as usize;
-        self
     }
 
     /// The next piece of any sample; `None` when all have ended. Cancel-safe.
@@ -257,26 +243,15 @@ impl OutputStream {
             sample.done = true;
             self.live -= 1;
         }
-        let token = OutputChunk {
+        let num_cached_tokens = sample.num_cached_tokens;
+        self.ready.push_back(OutputChunk {
             text,
             token_ids: vec![id],
             logprobs: logprobs.map(|l| vec![l]),
-            num_cached_tokens: sample.num_cached_tokens,
+            num_cached_tokens,
             finish,
             ..OutputChunk::empty(index)
-        };
-        let piece = match sample.held.take() {
-            Some(mut held) => {
-                held.append(token);
-                held
-            }
-            None => token,
-        };
-        if sample.num_tokens == 1 || piece.finish.is_some() || piece.token_ids.len() >= self.interval {
-            self.ready.push_back(piece);
-        } else {
-            sample.held = Some(piece);
-        }
+        });
     }
 
     fn finish(&mut self, index: u32, reason: FinishReason) {
@@ -287,8 +262,6 @@ impl OutputStream {
         sample.done = true;
         self.live -= 1;
         let text = sample.last_text();
-        // By itself: the reader of a failure may look no further than that.
-        self.ready.extend(sample.held.take());
         self.ready.push_back(OutputChunk {
             text,
             finish: Some(reason),

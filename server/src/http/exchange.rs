@@ -125,7 +125,7 @@ pub(super) fn stream_answer(exchange: Exchange, chunks: Chunks, keep_alive: Opti
     event_stream(events.map(Bytes::from), keep_alive)
 }
 
-/// An answer that is a stream of events. One that is silent for `keep_alive` gets a comment, time and again.
+/// An answer that is a stream of events. One that is silent for `keep_alive` gets a comment each time.
 pub(super) fn event_stream(
     events: impl Stream<Item = Bytes> + Send + 'static,
     keep_alive: Option<Duration>,

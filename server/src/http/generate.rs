@@ -246,8 +246,7 @@ async fn answer(
     let mut streams = Vec::with_capacity(requests.len());
     for request in requests {
         let submitted = state.engine.submit(request);
-        let stream = submitted.map_err(|error| format.refusal(error))?;
-        streams.push(stream.in_pieces_of(state.serving.stream_interval));
+        streams.push(submitted.map_err(|error| format.refusal(error))?);
     }
     let is_stream = answer.streaming.stream;
     let is_background = keeper.as_ref().is_some_and(Keeper::is_background);

@@ -146,6 +146,10 @@ struct Choice {
     counter: Option<Box<dyn Shaper>>,
     has_begun: bool,
     has_ended: bool,
+    /// Whether a stream has told of a token.
+    has_told: bool,
+    /// What a stream has not told yet: chunks as one, and their deltas.
+    held: Option<(OutputChunk, Vec<Delta>)>,
     /// All chunks as one.
     collected: Option<OutputChunk>,
 }
@@ -162,6 +166,8 @@ impl AnswerWriter {
             counter: counts_whole.then(|| format.shaper()),
             has_begun: false,
             has_ended: false,
+            has_told: false,
+            held: None,
             collected: None,
         });
         AnswerWriter {
@@ -199,7 +205,8 @@ impl AnswerWriter {
         self.answer.usage.add(chunk.token_ids.len() as u64, cached.into());
     }
 
-    /// The events of a prompt's next chunk; empty where there is nothing to tell yet.
+    /// The events of a prompt's next chunk; empty where there is nothing to tell yet, or where they wait for more
+    /// tokens ([`Streaming::interval`]).
     pub fn push(&mut self, prompt: usize, mut chunk: OutputChunk) -> String {
         self.count(prompt, &chunk);
         let index = self.choice_index(prompt, &chunk);
@@ -209,9 +216,35 @@ impl AnswerWriter {
         let deltas = shape(&mut *choice.shaper, &mut chunk);
         let usage = &mut self.answer.usage;
         usage.add_reasoning(choice.shaper.num_reasoning_tokens() - reasoned);
+        let held = match choice.held.take() {
+            None => (chunk, deltas),
+            Some((mut held, mut before)) => {
+                append(&mut held, chunk);
+                before.extend(deltas);
+                join(&mut before);
+                (held, before)
+            }
+        };
+        let num_tokens = held.0.token_ids.len();
+        let waits = choice.has_told && held.0.finish.is_none() && num_tokens < self.answer.streaming.interval as usize;
+        choice.has_told |= num_tokens > 0;
+        choice.held = Some(held);
+        let mut events = Events::default();
+        if !waits {
+            self.tell(index, &mut events);
+        }
+        events.into_text()
+    }
+
+    /// Adds the events of what is held of a choice.
+    fn tell(&mut self, index: usize, events: &mut Events) {
+        let choice = &mut self.choices[index];
+        let Some((chunk, deltas)) = choice.held.take() else {
+            return;
+        };
         let piece = Piece {
             index,
-            prompt: &self.answer.prompts[prompt],
+            prompt: &self.answer.prompts[index / self.num_samples],
             is_first: !mem::replace(&mut choice.has_begun, true),
             deltas,
             token_ids: &chunk.token_ids,
@@ -219,9 +252,7 @@ impl AnswerWriter {
             prompt_logprobs: chunk.prompt_logprobs.as_deref(),
             finish: chunk.finish.as_ref(),
         };
-        let mut events = Events::default();
-        self.format.piece(&self.answer, piece, &mut events);
-        events.into_text()
+        self.format.piece(&self.answer, piece, events);
     }
 
     /// The events behind the last chunk.
@@ -234,9 +265,11 @@ impl AnswerWriter {
         events.into_text()
     }
 
-    /// The events of a stream that cannot go on.
+    /// The events of a stream that cannot go on: what is held, then the error.
     pub fn failure(&mut self, error: &ApiError) -> String {
-        self.format.failure(&self.answer, error)
+        let mut events = Events::default();
+        (0..self.choices.len()).for_each(|index| self.tell(index, &mut events));
+        events.into_text() + &self.format.failure(&self.answer, error)
     }
 
     /// Whether each choice has come to its end.
@@ -308,12 +341,18 @@ impl AnswerWriter {
     }
 }
 
-/// The deltas of a chunk, whose text the shaper takes; those of one kind that follow each other are one.
+/// The deltas of a chunk, whose text the shaper takes.
 fn shape(shaper: &mut dyn Shaper, chunk: &mut OutputChunk) -> Vec<Delta> {
     let mut deltas = shaper.push(mem::take(&mut chunk.text), &chunk.token_ids);
     if chunk.finish.is_some() {
         deltas.extend(shaper.finish());
     }
+    join(&mut deltas);
+    deltas
+}
+
+/// Makes deltas of one kind that follow each other one.
+fn join(deltas: &mut Vec<Delta>) {
     deltas.dedup_by(|next, last| match (last, next) {
         (Delta::Text(last), Delta::Text(next)) | (Delta::Reasoning(last), Delta::Reasoning(next)) => {
             last.push_str(next);
@@ -331,7 +370,6 @@ fn shape(shaper: &mut dyn Shaper, chunk: &mut OutputChunk) -> Vec<Delta> {
         }
         _ => false,
     });
-    deltas
 }
 
 fn append(collected: &mut OutputChunk, chunk: OutputChunk) {

@@ -88,6 +88,8 @@ pub struct Streaming {
     pub include_usage: bool,
     /// vLLM: with `include_usage`, every piece carries the usage so far.
     pub continuous_usage_stats: bool,
+    /// Tokens of a choice's piece, but for the first and the last; less than 2: each token is one.
+    pub interval: u32,
 }
 
 impl StreamFields {
@@ -107,6 +109,7 @@ impl StreamFields {
             stream,
             include_usage: forced || is_set(options.include_usage),
             continuous_usage_stats: forced || is_set(options.continuous_usage_stats),
+            interval: serving.stream_interval.get(),
         })
     }
 }
