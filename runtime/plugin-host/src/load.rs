@@ -252,6 +252,7 @@ pub(crate) fn devices(
     plugin: &Plugin,
     platform: &dyn Platform,
 ) -> Result<Vec<halyard_platform_api::DeviceInfo>, Box<StageFailure>> {
+    let _watch = plugin.path.as_deref().map(Watch::over);
     platform.devices().map_err(|error| {
         Box::new(StageFailure {
             stage: Stage::Devices,

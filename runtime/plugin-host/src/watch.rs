@@ -1,5 +1,5 @@
-//! Says which library's code runs when a start takes long. A constructor or an entry point that never returns would
-//! stop the start without a word, and nothing else names it.
+//! Names a library whose constructor, entry point or list of devices does not return: whoever loads it would wait
+//! without a word.
 //!
 //! While constructors run, the system's loader holds a lock that a thread needs which first uses a thread-local with a
 //! destructor (`__cxa_thread_atexit_impl`). So the watching thread is there before they run, and it uses nothing of
@@ -40,8 +40,9 @@ impl Watch {
     fn with(path: &Path, long: Duration, say: impl FnOnce(&str) + Send + 'static) -> Watch {
         let shared: Shared = Arc::new((Mutex::new(State::NotWatched), Condvar::new()));
         let text = format!(
-            "{}: its constructor or entry point has run for {} s, and the start waits for it; choose another platform \
-             by --platform, take the plugin's flag away, or leave it out of --plugins-lock",
+            "{}: it has been loading for {} s, and what loads it waits; if its constructor or entry point does not \
+             return, choose another platform by --platform, take the plugin's flag away, or leave it out of \
+             --plugins-lock",
             path.display(),
             long.as_secs()
         );
@@ -70,9 +71,13 @@ impl Drop for Watch {
     }
 }
 
+/// What is over stays so.
 fn change(shared: &Shared, state: State) {
-    *shared.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
-    shared.1.notify_all();
+    let mut now = shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+    if *now != State::Over {
+        *now = state;
+        shared.1.notify_all();
+    }
 }
 
 /// False: not within `long`.

@@ -214,10 +214,6 @@ impl Tokenizer {
         limits: EncodeLimits<'_>,
         piece_bytes: usize,
     ) -> Result<Vec<u32>> {
-        // One of many short texts is not begun any more.
-        if limits.is_cancelled() {
-            return Err(TextError::Cancelled);
-        }
         let shared = &*self.shared;
         let num_around = if add_special_tokens {
             shared.around.before.len() + shared.around.after.len()
@@ -232,6 +228,10 @@ impl Tokenizer {
             _ => Ok(()),
         };
         if text.len() <= piece_bytes {
+            // One of many short texts is not begun any more.
+            if limits.is_cancelled() {
+                return Err(TextError::Cancelled);
+            }
             let ids = shared.encode_at_once(text, add_special_tokens)?;
             check(ids.len() - num_around.min(ids.len()))?;
             return Ok(ids);

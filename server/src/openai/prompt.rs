@@ -3,7 +3,6 @@
 
 use serde_json::Value;
 
-use super::context::prompt_too_long;
 use super::lenient::Int;
 use super::model::ModelContext;
 use super::sampling::token_ids;
@@ -18,11 +17,10 @@ pub struct Prompt {
     pub token_ids: Vec<u32>,
 }
 
-/// Reads the field `prompt`.
+/// Reads the field `prompt`. Of several prompts one that does not fit into the context is the only one.
 ///
 /// # Errors
-/// 400 for a missing, empty or mixed prompt, ids outside the vocabulary, more prompts than the limit, and one of
-/// several that does not fit into the context.
+/// 400 for a missing, empty or mixed prompt, ids outside the vocabulary, and more prompts than the limit.
 pub fn read_prompts(sent: &Value, add_special_tokens: bool, model: ModelContext<'_>) -> Result<Vec<Prompt>, ApiError> {
     let wrong = || {
         ApiError::field(
@@ -55,14 +53,19 @@ pub fn read_prompts(sent: &Value, add_special_tokens: bool, model: ModelContext<
                     );
                     return Err(ApiError::field("prompt", message));
                 }
-                let read = |(index, entry): (usize, &Value)| {
+                let mut prompts = Vec::with_capacity(entries.len());
+                for (index, entry) in entries.iter().enumerate() {
                     let prompt = match entry {
                         Value::String(text) => from_text(text, add_special_tokens, model)?,
                         _ => from_ids(entry, &format!("prompt[{index}]"), model)?.ok_or_else(wrong)?,
                     };
-                    fits(prompt, model)
-                };
-                entries.iter().enumerate().map(read).collect::<Result<_, _>>()?
+                    // The engine refuses it, and tells the stat loggers. The others are not read for that.
+                    if !model.truncates && prompt.token_ids.len() >= model.max_model_len as usize {
+                        return Ok(vec![prompt]);
+                    }
+                    prompts.push(prompt);
+                }
+                prompts
             }
         },
         _ => return Err(wrong()),
@@ -81,15 +84,6 @@ pub fn read_prompts(sent: &Value, add_special_tokens: bool, model: ModelContext<
             ))
         }
     }
-}
-
-/// One of several prompts, if the context holds it. The engine would refuse it too, but only when all others are read.
-fn fits(prompt: Prompt, model: ModelContext<'_>) -> Result<Prompt, ApiError> {
-    let (found, limit) = (prompt.token_ids.len(), model.max_model_len);
-    if model.truncates || found < limit as usize {
-        return Ok(prompt);
-    }
-    Err(prompt_too_long("prompt", limit, found))
 }
 
 fn from_text(text: &str, add_special_tokens: bool, model: ModelContext<'_>) -> Result<Prompt, ApiError> {

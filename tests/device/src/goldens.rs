@@ -103,12 +103,12 @@ pub const BF16: Bounds = Bounds {
     logprob: 0.5,
     gap: 0.35,
 };
-/// Models that are not compared in bf16, and in f16: a rounding gives a token other experts, but for one. HF's own runs
-/// (transformers 5.23 on a CPU) are 0.80 (glm4-moe) to 3.27 (deepseek-v3) away from its fp32 in bf16 (qwen2-moe: 0.13,
-/// compared), in f16 0.21 (glm4-moe) to 3.15 (deepseek-v3). In f16 granite-moe, qwen2-moe and gpt-oss are within 0.034
-/// there and 0.14 to 1.15 away on CUDA, by two sets of kernels to the same digits; conformance holds their ops in f16.
-/// llama-k-mix has no experts, but weights of random blocks: HF's own bf16 run is 0.82 away and turns a gap of 0.93
-/// (transformers 5.24; its fp32 run gives the golden's digits).
+/// Models that are not compared in bf16, and in f16. All but llama-k-mix have experts, and a rounding gives a token
+/// other ones. HF's own runs (transformers 5.23 on a CPU) are 0.80 (glm4-moe) to 3.27 (deepseek-v3) away from its fp32
+/// in bf16 (qwen2-moe: 0.13, compared), in f16 0.21 (glm4-moe) to 3.15 (deepseek-v3). In f16 granite-moe, qwen2-moe and
+/// gpt-oss are within 0.034 there and 0.14 to 1.15 away on CUDA, by two sets of kernels to the same digits; conformance
+/// holds their ops in f16. llama-k-mix has weights of random blocks: HF's own bf16 run is 0.82 away and turns a gap of
+/// 0.93 (transformers 5.24; its fp32 run gives the golden's digits).
 pub const NOT_IN_BF16: [&str; 9] = [
     "granite-moe",
     "glm4-moe",
