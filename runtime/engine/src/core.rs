@@ -209,7 +209,7 @@ impl Core {
                 match self.commands.recv_timeout(wait) {
                     Ok(command) => command,
                     Err(_) => {
-                        self.gather.give_up();
+                        self.gather.forget();
                         return true;
                     }
                 }
@@ -353,11 +353,12 @@ impl Core {
         Ok(false)
     }
 
-    /// Leaves out of the next plan what waits, where it is to be joined soon. Nothing is held while the device is idle.
+    /// Leaves out of the next plan what waits, where others will soon wait with it. Never while the device is idle.
     fn hold_prompts(&mut self, now: Instant) {
         let scheduler = &mut self.live.scheduler;
-        let others_end = !self.in_flight.is_empty() && scheduler.has_waiting_behind_ends(NEAR_STEPS);
-        scheduler.set_admits(!self.gather.holds(now, others_end));
+        let waits = !self.in_flight.is_empty() && scheduler.has_waiting();
+        let others_end = waits && scheduler.half_end_within(NEAR_STEPS);
+        scheduler.set_admits(!self.gather.leave_out(now, others_end));
     }
 
     /// Submits the second half of the step that was submitted last, with the masks that are there.
@@ -482,9 +483,7 @@ impl Core {
             duration: self.collected.duration_since(began),
         };
         self.pace.note(step);
-        if step.prompt_tokens > 0 {
-            self.gather.note_prompts(step.duration);
-        }
+        self.gather.note_step(step.prompt_tokens > 0, step.duration);
     }
 }
 

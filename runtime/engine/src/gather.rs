@@ -1,7 +1,8 @@
 //! How long requests that have come wait for more. Clients that keep a number of requests at once send the next ones,
 //! one after the other, when those before have ended. Were a step begun with the first of them alone, all others would
 //! wait for it, and from then on each group's prompts would stop the other's streams. So an idle engine waits for the
-//! next request, and one with steps in flight leaves prompts out of its plans while most others are about to end.
+//! next request, and one with steps in flight leaves prompts out of its plans while half of the others are about to
+//! end.
 
 use std::time::{Duration, Instant};
 
@@ -11,21 +12,22 @@ const TOGETHER: Duration = Duration::from_millis(20);
 const NEXT: Duration = Duration::from_millis(2);
 const ALL: Duration = Duration::from_millis(10);
 const SINCE: Duration = Duration::from_millis(50);
-/// Longest that prompts are held.
-const HELD: Duration = Duration::from_millis(20);
+/// Longest that prompts are left out.
+const LEFT_OUT: Duration = Duration::from_millis(20);
 /// A request with at most so many steps to plan is about to end.
 pub(crate) const NEAR_STEPS: u32 = 2;
 
-/// Requests that ended together, how many have come since, and since when prompts are held.
+/// Requests that ended together, how many have come since, and since when prompts are left out.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gather {
     ended: usize,
     last: Option<Instant>,
     came: usize,
     first: Option<Instant>,
-    held: Option<Instant>,
-    /// How long the last step with prompts took.
+    left_out: Option<Instant>,
+    /// How long the last step with prompts took, and the last one without.
     prompts: Duration,
+    decodes: Duration,
 }
 
 impl Gather {
@@ -35,7 +37,7 @@ impl Gather {
             return;
         }
         if self.last.is_none_or(|last| now.duration_since(last) > TOGETHER) {
-            self.give_up();
+            self.forget();
         }
         self.ended += count;
         self.last = Some(now);
@@ -54,24 +56,29 @@ impl Gather {
         (self.came < self.ended && is_near).then_some(NEXT)
     }
 
-    /// A step with prompts took so long.
-    pub(crate) fn note_prompts(&mut self, duration: Duration) {
-        self.prompts = duration;
+    /// A step has ended.
+    pub(crate) fn note_step(&mut self, has_prompts: bool, duration: Duration) {
+        *if has_prompts {
+            &mut self.prompts
+        } else {
+            &mut self.decodes
+        } = duration;
     }
 
-    /// Whether the next plan leaves out what waits, because most others are about to end. For half of what prompts take
-    /// at most: their step would hold up those others' streams, and then the others' prompts.
-    pub(crate) fn holds(&mut self, now: Instant, others_end: bool) -> bool {
+    /// Leaves out of the next plan what waits while others `end` soon: true. For up to half of what a step with prompts
+    /// takes, as that step would stop the others' streams; not where a step of those others alone takes longer.
+    pub(crate) fn leave_out(&mut self, now: Instant, others_end: bool) -> bool {
         if !others_end {
-            self.held = None;
+            self.left_out = None;
             return false;
         }
-        let since = *self.held.get_or_insert(now);
-        now.duration_since(since) < HELD.min(self.prompts / 2)
+        let limit = LEFT_OUT.min(self.prompts / 2);
+        let since = *self.left_out.get_or_insert(now);
+        self.decodes <= limit && now.duration_since(since) < limit
     }
 
-    /// Nobody came: the others stay away.
-    pub(crate) fn give_up(&mut self) {
+    /// Counts anew: nobody came, so that the others stay away; or what ended before did so too long ago.
+    pub(crate) fn forget(&mut self) {
         (self.ended, self.last, self.came, self.first) = (0, None, 0, None);
     }
 }
@@ -121,26 +128,34 @@ mod tests {
         late.note_ended(9, start);
         late.note_came(1, start + ms(50));
         assert_eq!(late.wait(start + ms(50)), None, "these are not those that ended");
-        gather.give_up();
+        gather.forget();
         gather.note_came(1, start + ms(2));
         assert_eq!(gather.wait(start + ms(2)), None, "nobody came the last time");
     }
 
     #[test]
-    fn prompts_are_held_while_others_end_and_not_for_long() {
+    fn prompts_are_left_out_while_others_end_and_not_for_long() {
         let (mut gather, start) = (Gather::default(), Instant::now());
-        assert!(!gather.holds(start, true), "prompts take no time yet");
-        gather.note_prompts(ms(16));
-        assert!(gather.holds(start + ms(7), true), "since the start");
-        assert!(!gather.holds(start + ms(8), true), "half of what they take");
+        assert!(!gather.leave_out(start, true), "prompts take no time yet");
+        gather.note_step(true, ms(16));
+        assert!(gather.leave_out(start + ms(7), true), "since the start");
+        assert!(!gather.leave_out(start + ms(8), true), "half of what they take");
         assert!(
-            !gather.holds(start + ms(9), true),
+            !gather.leave_out(start + ms(9), true),
             "and not again before those others have ended"
         );
-        assert!(!gather.holds(start + ms(10), false));
-        assert!(gather.holds(start + ms(11), true), "other ones");
-        gather.note_prompts(ms(1000));
-        assert!(gather.holds(start + ms(30), true));
-        assert!(!gather.holds(start + ms(31), true), "never longer");
+        assert!(!gather.leave_out(start + ms(10), false));
+        assert!(gather.leave_out(start + ms(11), true), "other ones");
+        gather.note_step(true, ms(1000));
+        assert!(gather.leave_out(start + ms(30), true));
+        assert!(!gather.leave_out(start + ms(31), true), "never longer");
+        assert!(!gather.leave_out(start + ms(32), false));
+        gather.note_step(false, ms(20));
+        assert!(gather.leave_out(start + ms(33), true));
+        gather.note_step(false, ms(21));
+        assert!(
+            !gather.leave_out(start + ms(34), true),
+            "the others' next step takes too long"
+        );
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Draft<'a> {
 
 impl Scheduler {
     /// Plans the next step, or says that there is nothing to plan now: no request has work that can be done before a
-    /// step in flight comes back, a hold or a pause ends, a request is added or those that wait are taken again, or
+    /// step in flight comes back, a hold or a pause ends, a request is added or plans take those that wait again, or
     /// `max_steps_in_flight` steps are in flight. `now_ns` is on the clock of the requests' arrivals and only dates
     /// admissions.
     pub fn schedule(&mut self, now_ns: u64) -> Option<SchedulerOutput> {

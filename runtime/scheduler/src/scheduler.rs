@@ -180,13 +180,26 @@ impl Scheduler {
         self.admits = admits;
     }
 
-    /// Whether requests wait, and at least half of those that run reach their length within `steps` more steps.
-    pub fn has_waiting_behind_ends(&self, steps: u32) -> bool {
-        let ends = self.running.iter().filter(|slot| {
-            let request = &self.requests[**slot];
-            request.max_len - request.num_known_upper() <= steps
-        });
-        self.waiting.len() > 0 && !self.running.is_empty() && 2 * ends.count() >= self.running.len()
+    /// Whether requests wait.
+    pub fn has_waiting(&self) -> bool {
+        self.waiting.len() > 0
+    }
+
+    /// Whether at least half of the running requests have come to their end but for `steps` steps, by their lengths.
+    /// False while a prompt is computed: a plan without what waits would give that prompt all of its tokens.
+    pub fn half_end_within(&self, steps: u32) -> bool {
+        let mut ends = 0;
+        for slot in &self.running {
+            let request = &self.requests[*slot];
+            let known = request.num_known_upper();
+            if known - request.num_computed_upper > 1 {
+                return false;
+            }
+            // One that was never longer is not at its end but at its beginning.
+            let was_longer = request.max_len - request.prompt.len() as u32 > steps;
+            ends += usize::from(was_longer && request.max_len - known <= steps);
+        }
+        ends > 0 && 2 * ends >= self.running.len()
     }
 
     /// The configuration it was made with.

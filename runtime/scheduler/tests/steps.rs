@@ -303,21 +303,46 @@ fn failed_step_is_read_back_without_results_once_its_requests_are_aborted() {
 fn what_waits_may_be_left_out_of_plans() {
     let mut rig = Rig::new(small(64));
     rig.prompt(1, &tokens(1, 3), 8);
-    rig.prompt(2, &tokens(2, 3), 3);
     rig.plan().expect("a step");
     rig.read();
-    assert!(!rig.scheduler.has_waiting_behind_ends(8), "nothing waits");
-    rig.prompt(3, &tokens(3, 3), 1);
-    assert!(!rig.scheduler.has_waiting_behind_ends(1), "both have more to go");
-    assert!(rig.scheduler.has_waiting_behind_ends(2), "one of the two has not");
+    assert!(!rig.scheduler.has_waiting());
+    rig.prompt(2, &tokens(2, 3), 3);
+    assert!(rig.scheduler.has_waiting());
     rig.scheduler.set_admits(false);
     let plan = rig.plan().expect("a step");
-    assert_eq!(scheduled_ids(&plan), [1, 2]);
+    assert_eq!(scheduled_ids(&plan), [1]);
     rig.scheduler.set_admits(true);
     rig.read();
     let plan = rig.plan().expect("a step");
-    assert_eq!(scheduled_ids(&plan), [1, 2, 3]);
+    assert_eq!(scheduled_ids(&plan), [1, 2]);
     rig.run_to_end();
-    assert!(!rig.scheduler.has_waiting_behind_ends(8), "nothing runs");
+    rig.check_ended(&[]);
+}
+
+#[test]
+fn half_of_what_runs_may_be_near_its_end() {
+    let mut rig = Rig::new(small(64));
+    assert!(!rig.scheduler.half_end_within(8), "nothing runs");
+    rig.prompt(1, &tokens(1, 3), 8);
+    rig.prompt(2, &tokens(2, 3), 3);
+    rig.plan().expect("a step");
+    rig.read();
+    assert!(!rig.scheduler.half_end_within(1), "both have more to go");
+    assert!(rig.scheduler.half_end_within(2), "one of the two has not");
+    rig.run_to_end();
+    rig.prompt(3, &tokens(3, 3), 4);
+    rig.plan().expect("a step");
+    rig.read();
+    rig.prompt(5, &tokens(5, 20), 8);
+    rig.plan().expect("a step");
+    rig.read();
+    assert!(!rig.scheduler.half_end_within(2), "a prompt goes on");
+    rig.plan().expect("a step");
+    assert!(rig.scheduler.half_end_within(2), "none does");
+    rig.run_to_end();
+    rig.prompt(4, &tokens(4, 3), 2);
+    rig.plan().expect("a step");
+    assert!(!rig.scheduler.half_end_within(2), "it has only begun");
+    rig.run_to_end();
     rig.check_ended(&[]);
 }
