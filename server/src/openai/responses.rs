@@ -271,8 +271,11 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
         stored,
     };
     let earlier = model.conversation.map_or_else(Vec::new, Conversation::items);
+    let messages = chat_messages(echo.instructions.as_deref(), &earlier, &fields.input)?;
+    // The messages have its texts: a long one is not held twice while it is read.
+    drop((earlier, fields.input));
     let chat = AskedChat {
-        messages: chat_messages(echo.instructions.as_deref(), &earlier, &fields.input)?,
+        messages,
         tools,
         variables: fields.chat_template_kwargs.unwrap_or_default(),
         reasoning_effort: effort,
