@@ -286,7 +286,9 @@ impl Reader<'_> {
         let long = name.strip_prefix("--");
         let short = name.strip_prefix('-').filter(|rest| rest.chars().count() == 1);
         self.command.get_arguments().find(|arg| match long {
-            Some(long) => arg.get_long() == Some(long),
+            Some(long) => arg
+                .get_long_and_visible_aliases()
+                .is_some_and(|names| names.contains(&long)),
             None => short.is_some_and(|short| arg.get_short() == short.chars().next()),
         })
     }

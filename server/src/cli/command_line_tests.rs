@@ -213,6 +213,11 @@ fn a_bench_line_is_read_by_the_same_rules() {
             "--model=m"
         ]
     );
+    // An alias of --random-input-len.
+    assert_eq!(
+        after("bench serve --input-len 64 --output-len 16"),
+        ["serve", "--input-len=64", "--output-len=16"]
+    );
     assert!(error("bench serve --num-prompt 5").contains("did you mean --num-prompts?"));
     assert!(error("bench serve --swap-space 5").contains("no flag of `halyard bench serve`"));
 }
