@@ -216,7 +216,16 @@ impl OutputStream {
         let ends_by_token = matches!(finish, Some(FinishReason::Eos | FinishReason::StopToken(_)));
         let mut piece = String::new();
         if !ends_by_token || self.params.include_stop_str_in_output {
-            piece.push_str(sample.detokenizer.push(id).unwrap_or_default());
+            match sample.detokenizer.push(id) {
+                Ok(text) => piece.push_str(text),
+                Err(error) => {
+                    if finish.is_none() {
+                        let ids = vec![RequestId(self.first + u64::from(index))];
+                        let _ = self.commands.send(Command::End { ids, reason: None });
+                    }
+                    return self.finish(index, FinishReason::Error(format!("token {id} has no text: {error}")));
+                }
+            }
         }
         let mut finish = finish;
         let mut text = if sample.num_tokens <= self.params.min_tokens {
