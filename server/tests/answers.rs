@@ -3,6 +3,7 @@
 
 use crate::common::{Answer, Options, TestServer, fixture, until};
 use crate::long_answers::slow_device;
+use crate::structured::{copied, edit};
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
@@ -407,23 +408,17 @@ async fn a_client_that_goes_away_cancels_its_request() {
 
 #[tokio::test]
 async fn text_that_the_tokenizer_cannot_give_is_an_error_and_not_empty() {
-    let folder = std::env::temp_dir().join(format!("halyard-no-text-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("made");
-    for file in std::fs::read_dir(fixture("llama")).expect("the fixture") {
-        let file = file.expect("a file").path();
-        std::fs::copy(&file, folder.join(file.file_name().expect("a name"))).expect("copied");
-    }
-    let path = folder.join("tokenizer.json");
-    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
-    // The tokenizer library panics over a text that is nothing else, such as the prompt's.
-    let strip = json!({"type": "Strip", "content": "#", "start": 5, "stop": 5});
-    tokenizer["decoder"] = json!({"type": "Sequence", "decoders": [tokenizer["decoder"], strip]});
-    std::fs::write(&path, tokenizer.to_string()).expect("writes");
+    let folder = copied("no-text", |folder| {
+        edit(&folder.join("tokenizer.json"), |file| {
+            // The tokenizer library panics over a text that is nothing else, such as the prompt's.
+            let strip = json!({"type": "Strip", "content": "#", "start": 5, "stop": 5});
+            file["decoder"] = json!({"type": "Sequence", "decoders": [file["decoder"], strip]});
+        });
+    });
     let server = TestServer::with(Options {
-        model: Some(folder.clone()),
+        model: Some(folder),
         ..Options::default()
     });
-    std::fs::remove_dir_all(&folder).expect("was there");
     let mut body = json!({"prompt": [5], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
     let error = server.post(COMPLETIONS, &body).await.error(500);
     assert!(

@@ -296,7 +296,7 @@ async fn models_that_cannot_say_so() {
 }
 
 /// A copy of the model `llama` with changed files.
-fn copied(name: &str, change: impl FnOnce(&PathBuf)) -> PathBuf {
+pub fn copied(name: &str, change: impl FnOnce(&PathBuf)) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("halyard-structured-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     for file in std::fs::read_dir(fixture("llama")).expect("the fixture").flatten() {
@@ -306,7 +306,8 @@ fn copied(name: &str, change: impl FnOnce(&PathBuf)) -> PathBuf {
     folder
 }
 
-fn edit(path: &PathBuf, change: impl FnOnce(&mut Value)) {
+/// Changes a file that is JSON.
+pub fn edit(path: &PathBuf, change: impl FnOnce(&mut Value)) {
     let mut value: Value = serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON");
     change(&mut value);
     std::fs::write(path, value.to_string()).expect("written");

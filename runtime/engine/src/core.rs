@@ -320,7 +320,7 @@ impl Core {
             let now = Instant::now();
             let now_ns = now.duration_since(self.started).as_nanos() as u64;
             self.live.scheduler.set_max_prompt_tokens(self.pace.max_prompt_tokens());
-            self.hold_prompts(now);
+            self.leave_out_prompts(now);
             let planned = self.live.scheduler.schedule_into(now_ns, &mut self.plan);
             if let Some(lora) = &mut self.live.lora {
                 lora.start_loads(&mut self.live.scheduler);
@@ -354,7 +354,7 @@ impl Core {
     }
 
     /// Leaves out of the next plan what waits, where others will soon wait with it. Never while the device is idle.
-    fn hold_prompts(&mut self, now: Instant) {
+    fn leave_out_prompts(&mut self, now: Instant) {
         let scheduler = &mut self.live.scheduler;
         let waits = !self.in_flight.is_empty() && scheduler.has_waiting();
         let others_end = waits && scheduler.half_end_within(NEAR_STEPS);

@@ -58,15 +58,14 @@ impl Gather {
 
     /// A step has ended.
     pub(crate) fn note_step(&mut self, has_prompts: bool, duration: Duration) {
-        *if has_prompts {
-            &mut self.prompts
-        } else {
-            &mut self.decodes
-        } = duration;
+        match has_prompts {
+            true => self.prompts = duration,
+            false => self.decodes = duration,
+        }
     }
 
-    /// Leaves out of the next plan what waits while others `end` soon: true. For up to half of what a step with prompts
-    /// takes, as that step would stop the others' streams; not where a step of those others alone takes longer.
+    /// Whether the next plan leaves out what waits, because others are about to end. For up to half of what a step with
+    /// prompts takes, as that step would stop the others' streams; not where a step of those others takes longer.
     pub(crate) fn leave_out(&mut self, now: Instant, others_end: bool) -> bool {
         if !others_end {
             self.left_out = None;

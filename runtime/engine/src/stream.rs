@@ -219,11 +219,11 @@ impl OutputStream {
             match sample.detokenizer.push(id) {
                 Ok(text) => piece.push_str(text),
                 Err(error) => {
-                    if finish.is_none() {
-                        let ids = vec![RequestId(self.first + u64::from(index))];
-                        let _ = self.commands.send(Command::End { ids, reason: None });
-                    }
-                    return self.finish(index, FinishReason::Error(format!("token {id} has no text: {error}")));
+                    let reason = format!("token {id} has no text: {error}");
+                    let ids = vec![RequestId(self.first + u64::from(index))];
+                    let ended = Some(reason.clone());
+                    let _ = self.commands.send(Command::End { ids, reason: ended });
+                    return self.finish(index, FinishReason::Error(reason));
                 }
             }
         }

@@ -216,7 +216,7 @@ impl AnswerWriter {
         let deltas = shape(&mut *choice.shaper, &mut chunk);
         let usage = &mut self.answer.usage;
         usage.add_reasoning(choice.shaper.num_reasoning_tokens() - reasoned);
-        let held = match choice.held.take() {
+        let (chunk, deltas) = match choice.held.take() {
             None => (chunk, deltas),
             Some((mut held, mut before)) => {
                 append(&mut held, chunk);
@@ -225,10 +225,10 @@ impl AnswerWriter {
                 (held, before)
             }
         };
-        let num_tokens = held.0.token_ids.len();
-        let waits = choice.has_told && held.0.finish.is_none() && num_tokens < self.answer.streaming.interval as usize;
+        let num_tokens = chunk.token_ids.len();
+        let waits = choice.has_told && chunk.finish.is_none() && num_tokens < self.answer.streaming.interval as usize;
         choice.has_told |= num_tokens > 0;
-        choice.held = Some(held);
+        choice.held = Some((chunk, deltas));
         let mut events = Events::default();
         if !waits {
             self.tell(index, &mut events);
