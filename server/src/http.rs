@@ -29,6 +29,7 @@ pub mod limits;
 pub mod listeners;
 pub mod logits;
 pub mod lora;
+mod pace;
 pub mod panics;
 mod pause;
 pub mod peer;

@@ -12,6 +12,7 @@ pub mod http;
 pub mod isolation;
 pub mod kv_events;
 pub mod logging;
+pub mod low_priority;
 mod metrics;
 pub mod openai;
 pub mod openapi;

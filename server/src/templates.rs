@@ -2,7 +2,8 @@
 //! memory, stack or time than its limits ends its process and its one request, never the server.
 //!
 //! A process is this program with a hidden command. It is kept for the next prompt, sleeps between prompts and ends
-//! with the server. It has no environment and sees no file of the model.
+//! with the server. It has no environment and sees no file of the model. A thread of low priority gets a process of low
+//! priority each time, which is not kept: what a large prompt took of memory goes with it.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,11 +20,14 @@ use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::ServerError;
+use crate::low_priority;
 
 /// Processes that are kept for the next prompt.
 const MAX_IDLE: usize = 8;
 /// Longest answer: prompts are bounded far below it.
 const MAX_ANSWER_BYTES: usize = 512 << 20;
+/// How many times longer a process of low priority may take: it works when no other does.
+const LOW_PATIENCE: u32 = 6;
 
 /// The limits of one prompt.
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +85,16 @@ impl TemplateProcesses {
         SHARED.get_or_init(|| Arc::new(new())).clone()
     }
 
-    /// A living process, rather one that knows the template.
-    fn take(&self, open: &Arc<[u8]>) -> io::Result<Worker> {
+    /// Processes that are kept.
+    pub fn kept(&self) -> usize {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// A living process of the caller's priority, rather one that knows the template.
+    fn take(&self, open: &Arc<[u8]>, limits: TemplateLimits) -> io::Result<Worker> {
+        if low_priority::is_taken() {
+            return Worker::start(&self.program, limits);
+        }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         while !idle.is_empty() {
             let knows = |worker: &Worker| worker.knows(open);
@@ -93,10 +105,13 @@ impl TemplateProcesses {
             }
         }
         drop(idle);
-        Worker::start(&self.program, self.limits)
+        Worker::start(&self.program, limits)
     }
 
     fn keep(&self, worker: Worker) {
+        if low_priority::is_taken() {
+            return;
+        }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
             idle.push(worker);
@@ -106,10 +121,13 @@ impl TemplateProcesses {
 
 impl TemplateHost for TemplateProcesses {
     fn call(&self, open: &Arc<[u8]>, call: &[u8]) -> Result<Vec<u8>, HostFailure> {
+        let mut limits = self.limits;
+        if low_priority::is_taken() {
+            limits.deadline *= LOW_PATIENCE;
+        }
         let mut worker = self
-            .take(open)
+            .take(open, limits)
             .map_err(|error| HostFailure::Unavailable(format!("its process does not start: {error}")))?;
-        let limits = self.limits;
         let ended = |worker: Worker, error: &Stopped| HostFailure::Ended(worker.ending(error, limits));
         if call.is_empty() || !worker.knows(open) {
             let answer = match worker.exchange(open, limits) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use halyard_models::SplitMix64;
+use halyard_server::low_priority;
 use halyard_server::templates::{TemplateLimits, TemplateProcesses};
 use halyard_text::{ChatInput, ChatTemplate, SpecialTokens, TemplateHost, TextError};
 use serde_json::{Value, json};
@@ -423,6 +424,24 @@ fn a_process_renders_what_this_one_renders() {
     assert!(compared > 40, "{compared}");
     let error = open(&host, "{% if %}").expect_err("no template");
     assert!(matches!(error, TextError::TemplateSyntax { .. }), "{error:?}");
+}
+
+#[test]
+fn a_process_of_low_priority_is_not_kept() {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_halyard"));
+    let processes = Arc::new(TemplateProcesses::new(program, TemplateLimits::default()));
+    let host: Arc<dyn TemplateHost> = processes.clone();
+    let template = Arc::new(open(&host, "{{ messages[0].content }}").expect("a template"));
+    assert_eq!(processes.kept(), 1);
+    let low = Arc::clone(&template);
+    let low = std::thread::spawn(move || {
+        low_priority::take().expect("allowed");
+        render(&low, "large").expect("renders")
+    });
+    assert_eq!(low.join().expect("no panic"), "large");
+    assert_eq!(processes.kept(), 1, "the one that others use was left to them");
+    assert_eq!(render(&template, "small").expect("renders"), "small");
+    assert_eq!(processes.kept(), 1);
 }
 
 #[test]

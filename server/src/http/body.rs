@@ -10,6 +10,9 @@ use crate::api_error::ApiError;
 /// Bodies above this many bytes are long: `text_work.rs` bounds what they take. Shorter ones are read where they
 /// arrive.
 pub const SHORT_BYTES: usize = 32 << 10;
+/// Bytes from which a body is large. Work on it takes up to seconds: it comes at a pace, is worked on at the lowest
+/// priority, and memory that the allocator keeps of it goes back to the system.
+pub const LARGE_BYTES: usize = 1 << 20;
 
 /// Reads a body of at most `limit` bytes as a JSON object. It is read and parsed on the thread that serves: long ones
 /// do not come here.

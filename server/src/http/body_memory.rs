@@ -3,6 +3,8 @@
 //! much and sends little does not keep others out. If no body is slow, the bytes wait until memory is free. One body at
 //! most may exceed the bound: while no other body is complete, the oldest one always continues, so bodies never wait
 //! for each other in a circle.
+//!
+//! Large bodies come no faster than a pace, all together: reading them takes the processor from running streams.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +16,9 @@ use futures::{Stream, StreamExt};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
+use super::body::LARGE_BYTES;
 use super::body_error::BodyError;
+use super::pace::Pace;
 use crate::api_error::ApiError;
 
 /// A body that has kept the server waiting for less than this in all keeps its place.
@@ -28,6 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct BodyMemory {
     limit: usize,
+    pace: Pace,
     places: Mutex<Places>,
     /// Places became free.
     freed: Notify,
@@ -64,6 +69,7 @@ impl BodyMemory {
     pub fn new(limit: usize) -> Self {
         BodyMemory {
             limit,
+            pace: Pace::default(),
             places: Mutex::default(),
             freed: Notify::new(),
             refused: AtomicU64::new(0),
@@ -174,6 +180,9 @@ impl Place {
             let part = part.map_err(ReadError::Body)?;
             self.grow(part.len()).await?;
             bytes.extend_from_slice(&part);
+            if bytes.len() > LARGE_BYTES {
+                self.memory.pace.take(part.len()).await;
+            }
         }
         self.memory.places().coming.remove(&self.id);
         Ok(bytes)

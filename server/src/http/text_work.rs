@@ -15,10 +15,11 @@ use futures::stream;
 use halyard_text::CancelFlag;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::body::SHORT_BYTES;
+use super::body::{LARGE_BYTES, SHORT_BYTES};
 use super::body_memory::{BodyMemory, Place, ReadError};
 use super::trim;
 use crate::api_error::ApiError;
+use crate::low_priority;
 
 /// Bytes of one permit.
 const PERMIT_BYTES: usize = 32 << 10;
@@ -30,11 +31,6 @@ const VALUE_BYTES: usize = 96;
 const OBJECT_BYTES: usize = 384;
 /// Most JSON values in one body.
 const MAX_VALUES: usize = 1 << 20;
-/// Bytes from which a body is large: its work takes up to seconds, so it is done at the lowest priority, and memory
-/// that the allocator keeps of it goes back to the system.
-const LARGE_BYTES: usize = 1 << 20;
-/// The lowest priority.
-const NICE: i32 = 19;
 /// How long a short chat waits for a thread: others' templates may each take their whole bound.
 const CHAT_WAIT: Duration = Duration::from_secs(20);
 
@@ -260,8 +256,8 @@ fn start_threads(for_large: bool) -> mpsc::Sender<Job> {
     for _ in 0..num_threads() {
         let receiver = Arc::clone(&receiver);
         let serve = move || {
-            // On Linux a thread has a priority of its own. Without it, others only wait longer.
-            if for_large && let Err(error) = rustix::process::setpriority_process(None, NICE) {
+            // Without it, others only wait longer.
+            if for_large && let Err(error) = low_priority::take() {
                 tracing::debug!("threads for large bodies keep their priority: {error}");
             }
             while let Ok(job) = next(&receiver) {
@@ -411,10 +407,13 @@ mod tests {
     #[tokio::test]
     async fn large_bodies_are_worked_on_at_the_lowest_priority() {
         let work = TextWork::new(1 << 20, Arc::new(BodyMemory::new(1 << 20)));
-        let own = || rustix::process::getpriority_process(None).expect("a priority");
-        assert_eq!(work.run(LARGE_BYTES, own).await.expect("a thread"), NICE);
-        assert_eq!(work.run(LARGE_BYTES - 1, own).await.expect("a thread"), own());
-        assert!(own() < NICE, "other threads keep theirs");
+        assert!(work.run(LARGE_BYTES, low_priority::is_taken).await.expect("a thread"));
+        assert!(
+            !work
+                .run(LARGE_BYTES - 1, low_priority::is_taken)
+                .await
+                .expect("a thread")
+        );
     }
 
     #[tokio::test]

@@ -51,6 +51,7 @@ const UNSAFE_PLACES: &[(&str, &str)] = &[
     ("runtime/plugin-host/", "calls foreign code"),
     ("runtime/models/src/mapping.rs", "the one module that maps files"),
     ("server/src/http/trim.rs", "has the allocator give memory back"),
+    ("server/src/low_priority.rs", "sets a thread's scheduling policy"),
     ("backends/", "devices and their drivers"),
     ("kernels/", "vector instructions"),
     ("tests/", "may do anything"),
