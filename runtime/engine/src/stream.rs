@@ -247,7 +247,10 @@ impl OutputStream {
         };
         if finish.is_some() {
             if !sample.done {
-                text.push_str(&sample.last_text());
+                match sample.last_text() {
+                    Ok(last) => text.push_str(&last),
+                    Err(reason) => finish = Some(reason),
+                }
             }
             sample.done = true;
             self.live -= 1;
@@ -270,7 +273,10 @@ impl OutputStream {
         }
         sample.done = true;
         self.live -= 1;
-        let text = sample.last_text();
+        let (text, reason) = match (sample.last_text(), reason) {
+            (Ok(text), reason) => (text, reason),
+            (Err(_), reason @ FinishReason::Error(_)) | (Err(reason), _) => (String::new(), reason),
+        };
         self.ready.push_back(OutputChunk {
             text,
             finish: Some(reason),
@@ -280,14 +286,15 @@ impl OutputStream {
 }
 
 impl Sample {
-    /// Text that was held back for an incomplete character or a possible stop string.
-    fn last_text(&mut self) -> String {
-        let rest = self.detokenizer.finish().unwrap_or_default().to_string();
-        let mut text = match self.stops.push(&rest) {
+    /// Text that was held back for an incomplete character or a possible stop string; or why it cannot be given.
+    fn last_text(&mut self) -> Result<String, FinishReason> {
+        let rest = self.detokenizer.finish();
+        let rest = rest.map_err(|error| FinishReason::Error(format!("the last tokens have no text: {error}")))?;
+        let mut text = match self.stops.push(rest) {
             StopOutcome::Text(text) | StopOutcome::Stop { text, .. } => text,
         };
         text.push_str(&self.stops.finish());
-        text
+        Ok(text)
     }
 }
 
