@@ -1,6 +1,7 @@
 //! Settings that a running server can change: its keys and certificates (SIGHUP reads their files again, and
 //! `--enable-ssl-refresh` those of certificates when they change) and its log level (`/admin/log-level`).
 
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::timeout;
 
 use super::auth::{ApiKeys, KeySources};
 use super::body::{SHORT_BYTES, read_object};
@@ -29,6 +31,9 @@ pub fn hangup_signal() -> io::Result<Signal> {
 /// Between two looks at the files of certificates.
 const REFRESH_EVERY: Duration = Duration::from_secs(2);
 
+/// Longest that files are read.
+const READ_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Reads keys and certificates again at each SIGHUP. What cannot be read changes nothing: the server goes on with what
 /// it has.
 pub async fn reload_at_hangup(mut hangup: Signal, sources: KeySources, keys: ApiKeys, tls: Option<Arc<Tls>>) {
@@ -41,13 +46,11 @@ pub async fn reload_at_hangup(mut hangup: Signal, sources: KeySources, keys: Api
         }
         if let Some(path) = &sources.file {
             let reading = sources.clone();
-            // A file system may hang.
-            match tokio::task::spawn_blocking(move || reading.read()).await {
-                Ok(Ok(read)) => {
+            match read_apart(READ_PATIENCE, move || reading.read()).await {
+                Ok(read) => {
                     keys.replace(&read);
                     tracing::info!(path = %path.display(), keys = read.len(), "SIGHUP: keys reloaded");
                 }
-                Ok(Err(error)) => tracing::error!("SIGHUP: the keys stay as they were: {error}"),
                 Err(error) => tracing::error!("SIGHUP: the keys stay as they were: {error}"),
             }
         }
@@ -63,10 +66,19 @@ pub async fn reload_at_hangup(mut hangup: Signal, sources: KeySources, keys: Api
 
 async fn reload_certificates(tls: &Arc<Tls>) -> Result<bool, String> {
     let tls = Arc::clone(tls);
-    let reading = tokio::task::spawn_blocking(move || tls.reload()).await;
-    reading
-        .map_err(|error| error.to_string())?
-        .map_err(|error| error.to_string())
+    read_apart(READ_PATIENCE, move || tls.reload()).await
+}
+
+/// Reads on a thread of its own: a file system may hang, and a pipe that nobody writes to gives nothing.
+async fn read_apart<T, E>(patience: Duration, read: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, String>
+where
+    T: Send + 'static,
+    E: Display + Send + 'static,
+{
+    let reading = timeout(patience, tokio::task::spawn_blocking(read)).await;
+    let reading = reading.map_err(|_| format!("they could not be read within {} s", patience.as_secs_f64()))?;
+    let read = reading.map_err(|error| error.to_string())?;
+    read.map_err(|error| error.to_string())
 }
 
 /// Looks at the files of certificates again and again. A certificate and its key change one after the other: what does
@@ -117,4 +129,24 @@ pub async fn set_log_level(State(state): State<Arc<AppState>>, request: Request)
     let before = logging::set_level(level).map_err(|reason| ApiError::field("level", reason))?;
     tracing::warn!(before, level, "log level changed");
     Ok(Json(json!({ "level": level, "before": before })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[tokio::test]
+    async fn what_cannot_be_read_in_time_is_told_and_not_waited_for() {
+        let read = read_apart(READ_PATIENCE, || Ok::<_, io::Error>(1)).await;
+        assert_eq!(read, Ok(1));
+        let (end, ended) = mpsc::channel::<()>();
+        let hangs = move || ended.recv().map_err(|_| "the pipe was closed");
+        let error = read_apart(Duration::from_millis(20), hangs)
+            .await
+            .expect_err("too late");
+        assert_eq!(error, "they could not be read within 0.02 s");
+        // The thread ends with the test.
+        drop(end);
+    }
 }
