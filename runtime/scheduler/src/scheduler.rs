@@ -185,10 +185,11 @@ impl Scheduler {
         self.waiting.len() > 0
     }
 
-    /// Whether at least half of the running requests have come to their end but for `steps` steps, by their lengths.
-    /// False while a prompt is computed: a plan without what waits would give that prompt all of its tokens.
+    /// Whether at least half of the running requests have come to their end but for `steps` steps, by their lengths,
+    /// and prompts like theirs fit into one step, or into one and a half. False while a prompt is computed: a plan
+    /// without what waits would give that prompt all of its tokens.
     pub fn half_end_within(&self, steps: u32) -> bool {
-        let mut ends = 0;
+        let (mut ends, mut tokens) = (0, 0);
         for slot in &self.running {
             let request = &self.requests[*slot];
             let known = request.num_known_upper();
@@ -197,9 +198,13 @@ impl Scheduler {
             }
             // One that was never longer is not at its end but at its beginning.
             let was_longer = request.max_len - request.prompt.len() as u32 > steps;
-            ends += usize::from(was_longer && request.max_len - known <= steps);
+            if was_longer && request.max_len - known <= steps {
+                ends += 1;
+                tokens += request.prompt.len();
+            }
         }
-        ends > 0 && 2 * ends >= self.running.len()
+        let most = self.config.max_num_batched_tokens as usize;
+        ends > 0 && 2 * ends >= self.running.len() && tokens <= most + most / 2
     }
 
     /// The configuration it was made with.

@@ -344,5 +344,18 @@ fn half_of_what_runs_may_be_near_its_end() {
     rig.plan().expect("a step");
     assert!(!rig.scheduler.half_end_within(2), "it has only begun");
     rig.run_to_end();
+    for (id, len, fits) in [(6, 24, true), (7, 25, false)] {
+        rig.prompt(id, &tokens(id as u32, len), 3);
+        for _ in 0..2 {
+            rig.plan().expect("a step");
+            rig.read();
+        }
+        assert_eq!(
+            rig.scheduler.half_end_within(2),
+            fits,
+            "a prompt of {len} tokens, a step takes 16"
+        );
+        rig.run_to_end();
+    }
     rig.check_ended(&[]);
 }
