@@ -131,10 +131,12 @@ pub const NOT_IN_F16: [&str; 8] = [
     "gguf/qwen3-moe-iq-gguf.gguf",
     "gpt-oss",
 ];
-/// The same in f16, which keeps 11 bits; HF's own f16 runs are up to 0.064 away (qwen3).
+/// The same in f16, which keeps 11 bits; HF's own f16 runs are up to 0.064 away (qwen3). A gap of 0.0816 (gemma3-gguf,
+/// `ids47`, position 3) is 0.035 in HF's own f16 run (transformers 5.24 on a CPU), and turned by 3 of 40 such runs in
+/// which results of products and norms are rounded once more (noise of 2^-11); no greater one is.
 pub const F16: Bounds = Bounds {
     logprob: 0.08,
-    gap: 0.05,
+    gap: 0.09,
 };
 
 /// Which cases also run free to HF's ids.
