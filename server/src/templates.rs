@@ -117,10 +117,8 @@ impl TemplateProcesses {
             idle.push(worker);
         }
     }
-}
 
-impl TemplateHost for TemplateProcesses {
-    fn call(&self, open: &Arc<[u8]>, call: &[u8]) -> Result<Vec<u8>, HostFailure> {
+    fn call_once(&self, open: &Arc<[u8]>, call: &[u8]) -> Result<Vec<u8>, HostFailure> {
         let mut limits = self.limits;
         if low_priority::is_taken() {
             limits.deadline *= LOW_PATIENCE;
@@ -128,11 +126,10 @@ impl TemplateHost for TemplateProcesses {
         let mut worker = self
             .take(open, limits)
             .map_err(|error| HostFailure::Unavailable(format!("its process does not start: {error}")))?;
-        let ended = |worker: Worker, error: &Stopped| HostFailure::Ended(worker.ending(error, limits));
         if call.is_empty() || !worker.knows(open) {
             let answer = match worker.exchange(open, limits) {
                 Ok(answer) => answer,
-                Err(error) => return Err(ended(worker, &error)),
+                Err(error) => return Err(worker.ending(&error, limits)),
             };
             let opened = opens_template(&answer);
             worker.open = opened.then(|| Arc::clone(open));
@@ -146,7 +143,17 @@ impl TemplateHost for TemplateProcesses {
                 self.keep(worker);
                 Ok(answer)
             }
-            Err(error) => Err(ended(worker, &error)),
+            Err(error) => Err(worker.ending(&error, limits)),
+        }
+    }
+}
+
+impl TemplateHost for TemplateProcesses {
+    fn call(&self, open: &Arc<[u8]>, call: &[u8]) -> Result<Vec<u8>, HostFailure> {
+        match self.call_once(open, call) {
+            // It was not the template's doing: a system that is short of memory kills whom it likes.
+            Err(HostFailure::Unavailable(_)) => self.call_once(open, call),
+            result => result,
         }
     }
 }
@@ -194,7 +201,9 @@ impl Worker {
         let cpu = Duration::MAX;
         match worker.exchange(&[], TemplateLimits { cpu, ..limits }) {
             Ok(_ready) => Ok(worker),
-            Err(stopped) => Err(io::Error::other(worker.ending(&stopped, limits))),
+            Err(stopped) => match worker.ending(&stopped, limits) {
+                HostFailure::Ended(reason) | HostFailure::Unavailable(reason) => Err(io::Error::other(reason)),
+            },
         }
     }
 
@@ -241,10 +250,13 @@ impl Worker {
     }
 
     /// Why there is no answer. The process ends here if it has not.
-    fn ending(mut self, stopped: &Stopped, limits: TemplateLimits) -> String {
+    fn ending(mut self, stopped: &Stopped, limits: TemplateLimits) -> HostFailure {
         let error = match stopped {
-            Stopped::Late => return format!("it did not end within {} s", limits.deadline.as_secs_f64()),
-            Stopped::Cpu => return over_cpu(limits),
+            Stopped::Late => {
+                let reason = format!("it did not end within {} s", limits.deadline.as_secs_f64());
+                return HostFailure::Ended(reason);
+            }
+            Stopped::Cpu => return HostFailure::Ended(over_cpu(limits)),
             Stopped::Pipe(error) => error,
         };
         // Its pipes close a moment before it is gone.
@@ -256,7 +268,13 @@ impl Worker {
                 _ => break None,
             }
         };
-        status.map_or_else(|| error.to_string(), |status| describe(status, limits))
+        match status {
+            Some(status) if status.signal() == Some(9) => {
+                HostFailure::Unavailable("its process was killed from outside".to_owned())
+            }
+            Some(status) => HostFailure::Ended(describe(status, limits)),
+            None => HostFailure::Ended(error.to_string()),
+        }
     }
 }
 

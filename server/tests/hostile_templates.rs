@@ -9,6 +9,7 @@ use halyard_models::SplitMix64;
 use halyard_server::low_priority;
 use halyard_server::templates::{TemplateLimits, TemplateProcesses};
 use halyard_text::{ChatInput, ChatTemplate, SpecialTokens, TemplateHost, TextError};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 fn host() -> Arc<dyn TemplateHost> {
@@ -442,6 +443,40 @@ fn a_process_of_low_priority_is_not_kept() {
     assert_eq!(processes.kept(), 1, "the one that others use was left to them");
     assert_eq!(render(&template, "small").expect("renders"), "small");
     assert_eq!(processes.kept(), 1);
+}
+
+#[test]
+fn a_prompt_whose_process_is_killed_from_outside_gets_another_one() {
+    // A limit that no other test has, by which the process is found.
+    let memory_mib = 337;
+    let limits = TemplateLimits {
+        memory_mib,
+        ..TemplateLimits::default()
+    };
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_halyard"));
+    let host: Arc<dyn TemplateHost> = Arc::new(TemplateProcesses::new(program, limits));
+    let template = open(&host, "{{ messages[0].content }}").expect("a template");
+    let pid = template_process(memory_mib);
+    // It lives and does not answer, until it is killed.
+    kill_process(pid, Signal::STOP).expect("a process");
+    let rendering = std::thread::spawn(move || render(&template, "hello"));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!rendering.is_finished());
+    kill_process(pid, Signal::KILL).expect("a process");
+    assert_eq!(rendering.join().expect("no panic").expect("renders"), "hello");
+    assert_ne!(template_process(memory_mib), pid);
+}
+
+/// The process with this limit of memory.
+fn template_process(memory_mib: u64) -> Pid {
+    let end = format!("\0{memory_mib}\0");
+    let processes = std::fs::read_dir("/proc").expect("proc").flatten();
+    let mut ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_it = |id: &i32| {
+        let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        line.ends_with(end.as_bytes())
+    };
+    Pid::from_raw(ids.find(is_it).expect("a template process")).expect("not 0")
 }
 
 #[test]
