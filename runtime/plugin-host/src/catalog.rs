@@ -8,7 +8,7 @@ use crate::error::{PluginError, Stage, StageFailure, StageReport};
 use crate::isolation::{IsolatedStatLoggerFactory, IsolationOptions};
 use crate::load::{self, Plugin};
 use crate::manifest::{Kind, Manifest};
-use crate::search::{SearchPath, Source, is_world_writable, libraries_in};
+use crate::search::{SearchPath, Source, libraries_in, open_to_all};
 
 /// A plugin that could be loaded.
 #[derive(Clone, Debug)]
@@ -227,10 +227,14 @@ impl Catalog {
     fn add_folder(&mut self, source: Source, folder: PathBuf) {
         match libraries_in(&folder) {
             Ok(libraries) => {
-                if !libraries.is_empty() && self.allow_list.is_none() && is_world_writable(&folder) {
+                if !libraries.is_empty()
+                    && self.allow_list.is_none()
+                    && let Some(open) = open_to_all(&folder, &libraries)
+                {
                     tracing::warn!(
                         folder = %folder.display(),
-                        "every user of this machine can put plugins here: take the right away (chmod o-w), or pin \
+                        open = %open.display(),
+                        "every user of this machine can change plugins here: take the right away (chmod o-w), or pin \
                          them with --plugins-lock"
                     );
                 }

@@ -91,26 +91,53 @@ pub(crate) fn libraries_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether every user of the machine may put libraries into a folder, or others into their place.
-pub(crate) fn is_world_writable(folder: &Path) -> bool {
+/// What every user of the machine may write so that another plugin is loaded: the folder, one of those above it, or a
+/// library in it.
+pub(crate) fn open_to_all(folder: &Path, libraries: &[PathBuf]) -> Option<PathBuf> {
     const OTHERS_WRITE: u32 = 0o002;
-    std::fs::metadata(folder).is_ok_and(|data| data.permissions().mode() & OTHERS_WRITE != 0)
+    // In such a folder (/tmp) only owners rename and remove what is there.
+    const STICKY: u32 = 0o1000;
+    let mode = |path: &Path| std::fs::metadata(path).map_or(0, |data| data.permissions().mode());
+    let folder = folder.canonicalize().ok()?;
+    let above = folder.ancestors().skip(1);
+    let open_above = above.filter(|path| mode(path) & (OTHERS_WRITE | STICKY) == OTHERS_WRITE);
+    let inside = std::iter::once(folder.as_path()).chain(libraries.iter().map(PathBuf::as_path));
+    let mut open = inside.filter(|path| mode(path) & OTHERS_WRITE != 0).chain(open_above);
+    open.next().map(Path::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{Permissions, create_dir_all, remove_dir, set_permissions};
+    use std::fs::{Permissions, create_dir_all, remove_dir_all, set_permissions, write};
 
     use super::*;
 
     #[test]
-    fn a_folder_that_everybody_writes_is_seen() {
-        let folder = std::env::temp_dir().join(format!("halyard-writable-{}", std::process::id()));
+    fn what_everybody_writes_is_seen() {
+        let above = std::env::temp_dir().join(format!("halyard-writable-{}", std::process::id()));
+        let folder = above.join("plugins");
+        let library = folder.join("libplugin.so");
         create_dir_all(&folder).expect("a folder");
-        for (mode, expected) in [(0o755, false), (0o775, false), (0o777, true), (0o1777, true)] {
-            set_permissions(&folder, Permissions::from_mode(mode)).expect("ours");
-            assert_eq!(is_world_writable(&folder), expected, "{mode:o}");
+        write(&library, "").expect("ours");
+        let above = above.canonicalize().expect("a folder");
+        let folder = above.join("plugins");
+        let cases: [(u32, u32, u32, Option<&Path>); 8] = [
+            (0o755, 0o755, 0o644, None),
+            (0o775, 0o775, 0o664, None),
+            (0o755, 0o777, 0o644, Some(&folder)),
+            (0o755, 0o1777, 0o644, Some(&folder)),
+            (0o777, 0o755, 0o644, Some(&above)),
+            (0o1777, 0o755, 0o644, None),
+            (0o755, 0o755, 0o666, Some(&library)),
+            (0o777, 0o777, 0o777, Some(&folder)),
+        ];
+        for (mode_above, mode, mode_inside, expected) in cases {
+            for (path, mode) in [(&above, mode_above), (&folder, mode), (&library, mode_inside)] {
+                set_permissions(path, Permissions::from_mode(mode)).expect("ours");
+            }
+            let found = open_to_all(&folder, std::slice::from_ref(&library));
+            assert_eq!(found.as_deref(), expected, "{mode_above:o} {mode:o} {mode_inside:o}");
         }
-        remove_dir(&folder).expect("empty");
+        remove_dir_all(&above).expect("ours");
     }
 }
