@@ -1,5 +1,5 @@
 //! Work that waits for all other work: a thread that takes the lowest priority gets a core when no other thread wants
-//! one. Processes that it starts are like it.
+//! one. Threads and processes that it starts are like it, for good.
 
 use std::cell::Cell;
 use std::io;
@@ -14,17 +14,18 @@ thread_local! {
 /// keep the core for some milliseconds each time.
 ///
 /// # Errors
-/// The system's refusal. The thread then goes on as before, or with `nice` 19.
+/// The system's refusal. The thread then goes on as before.
 pub fn take() -> io::Result<()> {
-    IS_LOW.set(true);
     #[cfg(target_os = "linux")]
     let policy = set_idle_policy();
     #[cfg(not(target_os = "linux"))]
     let policy: io::Result<()> = Err(io::ErrorKind::Unsupported.into());
-    policy.or_else(|_| Ok(rustix::process::setpriority_process(None, 19)?))
+    policy.or_else(|_| rustix::process::setpriority_process(None, 19))?;
+    IS_LOW.set(true);
+    Ok(())
 }
 
-/// Whether the calling thread has asked for the lowest priority.
+/// Whether the calling thread has taken the lowest priority.
 pub fn is_taken() -> bool {
     IS_LOW.get()
 }

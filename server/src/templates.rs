@@ -36,7 +36,7 @@ pub struct TemplateLimits {
     pub cpu: Duration,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Time on the wall, for a process that neither works nor answers.
+    /// Time on the wall of a whole call, with the start of a process, for one that neither works nor answers.
     pub deadline: Duration,
 }
 
@@ -90,10 +90,10 @@ impl TemplateProcesses {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// A living process of the caller's priority, rather one that knows the template.
-    fn take(&self, open: &Arc<[u8]>, limits: TemplateLimits) -> io::Result<Worker> {
+    /// A living process, rather one that knows the template. `None`: there is none of the caller's priority.
+    fn take(&self, open: &Arc<[u8]>) -> Option<Worker> {
         if low_priority::is_taken() {
-            return Worker::start(&self.program, limits);
+            return None;
         }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         while !idle.is_empty() {
@@ -101,11 +101,25 @@ impl TemplateProcesses {
             let at = idle.iter().position(knows).unwrap_or(idle.len() - 1);
             let mut worker = idle.swap_remove(at);
             if matches!(worker.child.try_wait(), Ok(None)) {
-                return Ok(worker);
+                return Some(worker);
             }
         }
-        drop(idle);
-        Worker::start(&self.program, limits)
+        None
+    }
+
+    fn start(&self, bounds: Bounds) -> Result<Worker, Failure> {
+        let unavailable = |reason: String| HostFailure::Unavailable(format!("its process does not start: {reason}"));
+        let worker = Worker::start(&self.program, self.limits);
+        let mut worker = worker.map_err(|error| unavailable(error.to_string()))?;
+        // It takes processor time that no template is to blame for.
+        let cpu = Duration::MAX;
+        match worker.exchange(&[], Bounds { cpu, ..bounds }) {
+            Ok(_ready) => Ok(worker),
+            Err(stopped) => Err(match worker.ending(&stopped, self.limits) {
+                Failure::Host(HostFailure::Ended(reason)) => unavailable(reason).into(),
+                failure => failure,
+            }),
+        }
     }
 
     fn keep(&self, worker: Worker) {
@@ -118,18 +132,15 @@ impl TemplateProcesses {
         }
     }
 
-    fn call_once(&self, open: &Arc<[u8]>, call: &[u8]) -> Result<Vec<u8>, HostFailure> {
-        let mut limits = self.limits;
-        if low_priority::is_taken() {
-            limits.deadline *= LOW_PATIENCE;
-        }
-        let mut worker = self
-            .take(open, limits)
-            .map_err(|error| HostFailure::Unavailable(format!("its process does not start: {error}")))?;
+    fn call_once(&self, open: &Arc<[u8]>, call: &[u8], bounds: Bounds) -> Result<Vec<u8>, Failure> {
+        let mut worker = match self.take(open) {
+            Some(worker) => worker,
+            None => self.start(bounds)?,
+        };
         if call.is_empty() || !worker.knows(open) {
-            let answer = match worker.exchange(open, limits) {
+            let answer = match worker.exchange(open, bounds) {
                 Ok(answer) => answer,
-                Err(error) => return Err(worker.ending(&error, limits)),
+                Err(stopped) => return Err(worker.ending(&stopped, self.limits)),
             };
             let opened = opens_template(&answer);
             worker.open = opened.then(|| Arc::clone(open));
@@ -138,23 +149,54 @@ impl TemplateProcesses {
                 return Ok(answer);
             }
         }
-        match worker.exchange(call, limits) {
+        match worker.exchange(call, bounds) {
             Ok(answer) => {
                 self.keep(worker);
                 Ok(answer)
             }
-            Err(error) => Err(worker.ending(&error, limits)),
+            Err(stopped) => Err(worker.ending(&stopped, self.limits)),
         }
     }
 }
 
 impl TemplateHost for TemplateProcesses {
     fn call(&self, open: &Arc<[u8]>, call: &[u8]) -> Result<Vec<u8>, HostFailure> {
-        match self.call_once(open, call) {
-            // It was not the template's doing: a system that is short of memory kills whom it likes.
-            Err(HostFailure::Unavailable(_)) => self.call_once(open, call),
-            result => result,
+        let patience = if low_priority::is_taken() { LOW_PATIENCE } else { 1 };
+        let bounds = Bounds {
+            cpu: self.limits.cpu,
+            until: Instant::now() + self.limits.deadline * patience,
+        };
+        let mut result = self.call_once(open, call, bounds);
+        if matches!(result, Err(Failure::Killed)) {
+            // A system that is short of memory kills whom it likes.
+            result = self.call_once(open, call, bounds);
         }
+        result.map_err(|failure| match failure {
+            Failure::Killed => HostFailure::Unavailable("its process was killed from outside, twice".to_owned()),
+            Failure::Host(failure) => failure,
+        })
+    }
+}
+
+/// The bounds of one call.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// Processor time of each exchange.
+    cpu: Duration,
+    until: Instant,
+}
+
+/// Why a call has no answer.
+#[derive(Debug)]
+enum Failure {
+    /// Somebody else ended the process.
+    Killed,
+    Host(HostFailure),
+}
+
+impl From<HostFailure> for Failure {
+    fn from(failure: HostFailure) -> Self {
+        Failure::Host(failure)
     }
 }
 
@@ -169,7 +211,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// A process that waits for its first call.
+    /// A process whose first frame says that it has started.
     fn start(program: &PathBuf, limits: TemplateLimits) -> io::Result<Self> {
         let mut child = Command::new(program)
             .arg0("halyard")
@@ -191,20 +233,12 @@ impl Worker {
         let output = child.stdout.take().ok_or_else(missing)?;
         rustix::io::ioctl_fionbio(&input, true)?;
         rustix::io::ioctl_fionbio(&output, true)?;
-        let mut worker = Worker {
+        Ok(Worker {
             child,
             input,
             output,
             open: None,
-        };
-        // Its start takes processor time that no template is to blame for.
-        let cpu = Duration::MAX;
-        match worker.exchange(&[], TemplateLimits { cpu, ..limits }) {
-            Ok(_ready) => Ok(worker),
-            Err(stopped) => match worker.ending(&stopped, limits) {
-                HostFailure::Ended(reason) | HostFailure::Unavailable(reason) => Err(io::Error::other(reason)),
-            },
-        }
+        })
     }
 
     fn knows(&self, open: &Arc<[u8]>) -> bool {
@@ -213,12 +247,11 @@ impl Worker {
 
     /// Sends a frame and waits for its answer. With nothing to send it waits for the frame that says that the process
     /// has started.
-    fn exchange(&mut self, frame: &[u8], limits: TemplateLimits) -> Result<Vec<u8>, Stopped> {
+    fn exchange(&mut self, frame: &[u8], bounds: Bounds) -> Result<Vec<u8>, Stopped> {
         let mut watch = Watch {
-            start: Instant::now(),
             pid: self.child.id(),
             cpu_before: None,
-            limits,
+            bounds,
         };
         let mut rest = frame;
         while !rest.is_empty() {
@@ -250,13 +283,17 @@ impl Worker {
     }
 
     /// Why there is no answer. The process ends here if it has not.
-    fn ending(mut self, stopped: &Stopped, limits: TemplateLimits) -> HostFailure {
+    fn ending(mut self, stopped: &Stopped, limits: TemplateLimits) -> Failure {
         let error = match stopped {
+            Stopped::Late if low_priority::is_taken() => {
+                let reason = "no processor was free for it for too long: the prompt is large, and others come first";
+                return HostFailure::Unavailable(reason.to_owned()).into();
+            }
             Stopped::Late => {
                 let reason = format!("it did not end within {} s", limits.deadline.as_secs_f64());
-                return HostFailure::Ended(reason);
+                return HostFailure::Ended(reason).into();
             }
-            Stopped::Cpu => return HostFailure::Ended(over_cpu(limits)),
+            Stopped::Cpu => return HostFailure::Ended(over_cpu(limits)).into(),
             Stopped::Pipe(error) => error,
         };
         // Its pipes close a moment before it is gone.
@@ -269,11 +306,9 @@ impl Worker {
             }
         };
         match status {
-            Some(status) if status.signal() == Some(9) => {
-                HostFailure::Unavailable("its process was killed from outside".to_owned())
-            }
-            Some(status) => HostFailure::Ended(describe(status, limits)),
-            None => HostFailure::Ended(error.to_string()),
+            Some(status) if status.signal() == Some(9) => Failure::Killed,
+            Some(status) => HostFailure::Ended(describe(status, limits)).into(),
+            None => HostFailure::Ended(error.to_string()).into(),
         }
     }
 }
@@ -294,11 +329,10 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Watches the time of one call.
 struct Watch {
-    start: Instant,
     pid: u32,
     /// The process's processor time at the first check, in the system's ticks.
     cpu_before: Option<u64>,
-    limits: TemplateLimits,
+    bounds: Bounds,
 }
 
 impl Watch {
@@ -309,13 +343,13 @@ impl Watch {
             io::ErrorKind::WouldBlock => {}
             _ => return Err(Stopped::Pipe(error)),
         }
-        if self.start.elapsed() > self.limits.deadline {
+        if Instant::now() > self.bounds.until {
             return Err(Stopped::Late);
         }
         let used = cpu_ticks(self.pid);
         let before = *self.cpu_before.get_or_insert(used);
         let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
-        if Duration::from_millis(used.saturating_sub(before) * 1000 / ticks_per_second) > self.limits.cpu {
+        if Duration::from_millis(used.saturating_sub(before) * 1000 / ticks_per_second) > self.bounds.cpu {
             return Err(Stopped::Cpu);
         }
         let mut fds = [PollFd::new(&pipe, flags)];
@@ -381,6 +415,8 @@ pub fn run_template_child(args: &TemplateChildArgs) -> Result<(), ServerError> {
         // The limit before stays where this fails, which is the tighter one.
         let _ = setrlimit(Resource::RLIMIT_CPU, limit, nix::sys::resource::RLIM_INFINITY);
     };
+    // Where the system runs out of memory, it ends this process and not the server.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     // Files of their own: the standard ones buffer by lines.
     let own = |fd: io::Result<std::os::fd::OwnedFd>| fd.map(File::from).map_err(ServerError::io("opening its pipes"));
     let input = own(io::stdin().as_fd().try_clone_to_owned())?;

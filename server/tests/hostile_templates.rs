@@ -446,37 +446,76 @@ fn a_process_of_low_priority_is_not_kept() {
 }
 
 #[test]
-fn a_prompt_whose_process_is_killed_from_outside_gets_another_one() {
-    // A limit that no other test has, by which the process is found.
+fn a_prompt_whose_process_is_killed_from_outside_gets_another_one_once() {
+    // A limit that no other test has, by which the processes are found.
     let memory_mib = 337;
     let limits = TemplateLimits {
         memory_mib,
         ..TemplateLimits::default()
     };
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_halyard"));
-    let host: Arc<dyn TemplateHost> = Arc::new(TemplateProcesses::new(program, limits));
-    let template = open(&host, "{{ messages[0].content }}").expect("a template");
-    let pid = template_process(memory_mib);
-    // It lives and does not answer, until it is killed.
-    kill_process(pid, Signal::STOP).expect("a process");
-    let rendering = std::thread::spawn(move || render(&template, "hello"));
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(!rendering.is_finished());
-    kill_process(pid, Signal::KILL).expect("a process");
-    assert_eq!(rendering.join().expect("no panic").expect("renders"), "hello");
-    assert_ne!(template_process(memory_mib), pid);
+    let processes = Arc::new(TemplateProcesses::new(
+        PathBuf::from(env!("CARGO_BIN_EXE_halyard")),
+        limits,
+    ));
+    let host: Arc<dyn TemplateHost> = processes.clone();
+    let template = Arc::new(open(&host, "{{ messages[0].content }}").expect("a template"));
+    // Stops the process that is kept, hands it a prompt and kills it.
+    let kill = || {
+        let pid = template_process(memory_mib);
+        kill_process(pid, Signal::STOP).expect("a process");
+        let template = Arc::clone(&template);
+        let rendering = std::thread::spawn(move || render(&template, "hello"));
+        until(|| processes.kept() == 0);
+        kill_process(pid, Signal::KILL).expect("a process");
+        rendering
+    };
+    assert_eq!(kill().join().expect("no panic").expect("renders"), "hello");
+    // The next one is killed too, as soon as it is there.
+    let rendering = kill();
+    until(|| {
+        processes.kept() == 1 || rendering.is_finished() || {
+            if let Some(pid) = find_template_process(memory_mib) {
+                // It may be gone by now.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            false
+        }
+    });
+    match rendering.join().expect("no panic") {
+        Err(TextError::TemplateUnavailable { reason }) => assert!(reason.contains("killed"), "{reason}"),
+        // It was quicker than this test.
+        Ok(text) => assert_eq!(text, "hello"),
+        Err(error) => panic!("{error:?}"),
+    }
 }
 
-/// The process with this limit of memory.
+fn until(is_so: impl Fn() -> bool) {
+    let late = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < late, "not within a minute");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn template_process(memory_mib: u64) -> Pid {
+    find_template_process(memory_mib).expect("a template process")
+}
+
+/// The living process of this one with this limit of memory.
+fn find_template_process(memory_mib: u64) -> Option<Pid> {
     let end = format!("\0{memory_mib}\0");
+    let own = std::process::id().to_string();
+    let is_it = |id: &i32| {
+        let read = |file: &str| std::fs::read(format!("/proc/{id}/{file}")).unwrap_or_default();
+        let stat = String::from_utf8_lossy(&read("stat")).into_owned();
+        // proc(5): after the name in parentheses the state and the parent.
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let is_ours = fields.split_whitespace().nth(1) == Some(own.as_str());
+        is_ours && read("cmdline").ends_with(end.as_bytes())
+    };
     let processes = std::fs::read_dir("/proc").expect("proc").flatten();
     let mut ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let is_it = |id: &i32| {
-        let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-        line.ends_with(end.as_bytes())
-    };
-    Pid::from_raw(ids.find(is_it).expect("a template process")).expect("not 0")
+    ids.find(is_it).and_then(Pid::from_raw)
 }
 
 #[test]

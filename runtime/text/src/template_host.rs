@@ -33,7 +33,7 @@ pub trait TemplateHost: Send + Sync + fmt::Debug {
 pub enum HostFailure {
     /// The template ended its process or was ended with it; how, in words.
     Ended(String),
-    /// No process can be had; why, in words.
+    /// No process can be had, or others took what it needed; why, in words.
     Unavailable(String),
 }
 

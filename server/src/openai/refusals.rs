@@ -87,6 +87,10 @@ impl From<TextError> for ApiError {
             | TextError::TemplateRaised { .. }
             | TextError::TemplateRender { .. } => ApiError::field("messages", message),
             TextError::TemplateBound { .. } => ApiError::field("messages", message).with_code("chat_template_bound"),
+            TextError::TemplateUnavailable { .. } => ApiError {
+                retry_after_s: Some(1),
+                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            },
             TextError::TooManyTokens { .. } | TextError::Uncuttable { .. } => ApiError::field("prompt", message),
             TextError::NoChatTemplate => ApiError::new(StatusCode::BAD_REQUEST, message).with_code("no_chat_template"),
             TextError::TokenOutOfVocabulary { .. } => ApiError::field("tokens", message),
