@@ -82,7 +82,7 @@ fn start_long(server: &Arc<TestServer>) -> JoinHandle<u16> {
 #[tokio::test(flavor = "multi_thread")]
 async fn short_requests_are_answered_while_long_ones_wait() {
     let server = Arc::new(server());
-    // All shares of all bodies are taken: nothing long can begin.
+    // All shares of large bodies are taken: none can begin.
     let held = server.state.text_work.hold_all();
     let waiting = start_long(&server);
     tokio::time::sleep(A_WHILE).await;
@@ -90,7 +90,10 @@ async fn short_requests_are_answered_while_long_ones_wait() {
     assert_eq!(short.status, 200);
     let chat = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1});
     assert_eq!(server.post("/v1/chat/completions", &chat).await.status, 200);
-    assert!(!waiting.is_finished(), "nothing long is converted without its share");
+    // Long, and not large.
+    let long = json!({"prompt": "hello ".repeat(8000)});
+    assert_eq!(server.post("/tokenize", &long).await.status, 200);
+    assert!(!waiting.is_finished(), "nothing large is converted without its share");
     drop(held);
     assert_eq!(waiting.await.expect("no panic"), 400);
 }

@@ -4,7 +4,8 @@
 //! most may exceed the bound: while no other body is complete, the oldest one always continues, so bodies never wait
 //! for each other in a circle.
 //!
-//! Large bodies come no faster than a pace, all together: reading them takes the processor from running streams.
+//! Large bodies come no faster than a pace, all together: reading them takes the processor from running streams. They
+//! leave an eighth of the memory to the others, whose work is done sooner.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -181,7 +182,10 @@ impl Place {
             self.grow(part.len()).await?;
             bytes.extend_from_slice(&part);
             if bytes.len() > LARGE_BYTES {
-                self.memory.pace.take(part.len()).await;
+                tokio::select! {
+                    () = self.memory.pace.take(part.len()) => {}
+                    () = self.give_up.notified() => return Err(ReadError::NoMemory(self.memory.full())),
+                }
             }
         }
         self.memory.places().coming.remove(&self.id);
@@ -195,7 +199,7 @@ impl Place {
             let freed = self.memory.freed.notified();
             let ended = {
                 let mut places = self.memory.places();
-                if places.take(self.id, more, self.memory.limit) {
+                if places.take(self.id, more, self.limit()) {
                     self.bytes += more;
                     return Ok(());
                 }
@@ -206,6 +210,16 @@ impl Place {
             }
             // Late or not: what is there now decides.
             let _ = timeout(LOOK, freed).await;
+        }
+    }
+
+    /// Up to how many bytes of all bodies this one may grow.
+    fn limit(&self) -> usize {
+        let limit = self.memory.limit;
+        if self.bytes < LARGE_BYTES {
+            limit
+        } else {
+            limit - limit / 8
         }
     }
 

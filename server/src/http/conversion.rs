@@ -87,10 +87,11 @@ where
                 let converted = convert(&own, &mut body, &flag);
                 // Held until the body is dropped: until then a cancelled request counts against the bounds.
                 drop(body);
-                drop(held);
-                converted
+                (converted, held)
             };
-            state.text_work.run(bytes, work).await?
+            // What is held is given back here, where no other thread waits long for the locks of it.
+            let (converted, _held) = state.text_work.run(bytes, work).await?;
+            converted
         }
     }
 }

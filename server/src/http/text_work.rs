@@ -1,6 +1,6 @@
 //! Long bodies and the work on their texts, bounded in memory, in threads and in time: a long body takes memory as its
 //! bytes come, then waits (async) until it may be converted. Only so many bytes are converted at once. A short body
-//! never waits for a long one.
+//! never waits for a long one, and a long one that is not large never for a large one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +25,8 @@ use crate::low_priority;
 const PERMIT_BYTES: usize = 32 << 10;
 /// Bodies of the largest size whose JSON and text are worked on at the same time; each takes some six times its bytes.
 const BODIES_CONVERTED: usize = 2;
+/// The same of bodies that are not large, for whom others have their own share.
+const SMALLER_CONVERTED: usize = 16;
 /// Bytes that a value of a body counts for, and how many more an object does: their memory when read, in a list that
 /// grows.
 const VALUE_BYTES: usize = 96;
@@ -38,15 +40,41 @@ const CHAT_WAIT: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct TextWork {
     memory: Arc<BodyMemory>,
-    converting: Arc<Semaphore>,
-    /// Threads for long conversions, and as many for short chats.
-    long: Arc<Semaphore>,
+    /// For long bodies, and for large ones.
+    shares: [Shares; 2],
+    /// Threads for short chats.
     chats: Arc<Semaphore>,
     chat_wait: Duration,
     max_body_bytes: usize,
-    /// Queues of long bodies, and of large ones.
-    jobs: [OnceLock<mpsc::Sender<Job>>; 2],
     trim: Arc<AtomicBool>,
+}
+
+/// What bodies of one kind may take at the same time.
+#[derive(Debug)]
+struct Shares {
+    for_large: bool,
+    /// All bytes that are converted at once, in permits.
+    all: u32,
+    converting: Arc<Semaphore>,
+    threads: Arc<Semaphore>,
+    jobs: OnceLock<mpsc::Sender<Job>>,
+}
+
+impl Shares {
+    fn new(for_large: bool, bytes: usize) -> Self {
+        let all = permits(bytes);
+        Shares {
+            for_large,
+            all,
+            converting: Arc::new(Semaphore::new(all as usize)),
+            threads: Arc::new(Semaphore::new(num_threads())),
+            jobs: OnceLock::new(),
+        }
+    }
+
+    fn jobs(&self) -> &mpsc::Sender<Job> {
+        self.jobs.get_or_init(|| start_threads(self.for_large))
+    }
 }
 
 /// Work on a long body.
@@ -56,22 +84,22 @@ impl TextWork {
     /// Bounds for bodies of at most `max_body_bytes`, all of which take their bytes from `memory`.
     pub fn new(max_body_bytes: usize, memory: Arc<BodyMemory>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let converting = permits(max_body_bytes.saturating_mul(BODIES_CONVERTED));
+        let smaller = LARGE_BYTES.min(max_body_bytes).saturating_mul(SMALLER_CONVERTED);
         TextWork {
             memory,
-            converting: Arc::new(Semaphore::new(converting as usize)),
-            long: Arc::new(Semaphore::new(num_threads())),
+            shares: [
+                Shares::new(false, smaller),
+                Shares::new(true, max_body_bytes.saturating_mul(BODIES_CONVERTED)),
+            ],
             chats: Arc::new(Semaphore::new(cores.max(2))),
             chat_wait: CHAT_WAIT,
             max_body_bytes,
-            jobs: Default::default(),
             trim: Arc::default(),
         }
     }
 
-    fn jobs(&self, bytes: usize) -> &mpsc::Sender<Job> {
-        let is_large = bytes >= LARGE_BYTES;
-        self.jobs[usize::from(is_large)].get_or_init(|| start_threads(is_large))
+    fn shares(&self, bytes: usize) -> &Shares {
+        &self.shares[usize::from(bytes >= LARGE_BYTES)]
     }
 
     /// Runs work on a long body of so many bytes on one of a few threads of its own. The allocator keeps freed memory
@@ -84,7 +112,7 @@ impl TextWork {
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        let jobs = self.jobs(bytes);
+        let jobs = self.shares(bytes).jobs();
         let (done, result) = oneshot::channel();
         // The request may be gone: then the result is dropped.
         let job = Box::new(move || drop(done.send(work())));
@@ -123,15 +151,16 @@ impl TextWork {
         }
     }
 
-    /// Bytes of bodies that could be converted now.
+    /// Bytes of large bodies that could be converted now.
     pub fn free_bytes(&self) -> usize {
-        self.converting.available_permits() * PERMIT_BYTES
+        self.shares(LARGE_BYTES).converting.available_permits() * PERMIT_BYTES
     }
 
-    /// Takes all shares of conversion that are free, until the answer is dropped: no long body is converted meanwhile.
+    /// Takes all shares of conversion that are free for large bodies, until the answer is dropped.
     pub fn hold_all(&self) -> Option<OwnedSemaphorePermit> {
-        let free = u32::try_from(self.converting.available_permits()).unwrap_or(u32::MAX);
-        Arc::clone(&self.converting).try_acquire_many_owned(free).ok()
+        let converting = &self.shares(LARGE_BYTES).converting;
+        let free = u32::try_from(converting.available_permits()).unwrap_or(u32::MAX);
+        Arc::clone(converting).try_acquire_many_owned(free).ok()
     }
 
     async fn admit_long(&self, start: Vec<u8>, rest: BodyDataStream) -> Result<Admitted, ApiError> {
@@ -150,17 +179,18 @@ impl TextWork {
             let message = format!("the body holds {values} JSON values; at most {MAX_VALUES} are taken in one request");
             return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
         }
-        let all = permits(self.max_body_bytes.saturating_mul(BODIES_CONVERTED));
-        let weight = permits(bytes.len() + values * VALUE_BYTES + objects * OBJECT_BYTES).min(all);
+        let shares = self.shares(bytes.len());
+        let weight = permits(bytes.len() + values * VALUE_BYTES + objects * OBJECT_BYTES).min(shares.all);
         // The thread first: what waits for one holds no bytes that others could use.
-        let thread = take(&self.long, 1).await?;
-        let converting = take(&self.converting, weight).await?;
+        let thread = take(&shares.threads, 1).await?;
+        let converting = take(&shares.converting, weight).await?;
         let held = Held {
             _place: place,
             _shares: [converting, thread],
             bytes: bytes.len(),
             trim: (bytes.len() >= LARGE_BYTES).then(|| self.trim.clone()),
-            jobs: self.jobs(bytes.len()).clone(),
+            // Not those of large bodies: the allocator's locks are everybody's.
+            trimmers: self.shares(0).jobs().clone(),
         };
         Ok(Admitted::Long(bytes, held))
     }
@@ -199,7 +229,7 @@ pub struct Held {
     bytes: usize,
     /// Whether a trim is due already; `None`: the body is not worth one.
     trim: Option<Arc<AtomicBool>>,
-    jobs: mpsc::Sender<Job>,
+    trimmers: mpsc::Sender<Job>,
 }
 
 impl Held {
@@ -215,7 +245,7 @@ impl Drop for Held {
             return;
         };
         // Without threads there is nothing that took memory.
-        let _ = self.jobs.send(Box::new(move || {
+        let _ = self.trimmers.send(Box::new(move || {
             due.store(false, Ordering::Release);
             trim::give_back();
         }));
@@ -360,12 +390,10 @@ mod tests {
         );
         let unannounced = |body: Vec<u8>| Body::from_stream(stream::iter([Ok::<_, std::io::Error>(Bytes::from(body))]));
         // Whatever the number of cores, no more than two of the largest are converted.
-        let more = work
-            .converting
-            .clone()
-            .try_acquire_many_owned(permits(1 << 20))
-            .expect("memory for a second one");
-        assert!(!is_ready(take(&work.converting, permits(1 << 20))), "a third one waits");
+        let converting = work.shares(text().len()).converting.clone();
+        let free = u32::try_from(converting.available_permits()).expect("few");
+        let more = converting.clone().try_acquire_many_owned(free).expect("all the rest");
+        assert!(!is_ready(take(&converting, 1)), "another one waits");
         let lane = work
             .admit(&announced(100), Body::from(vec![b' '; 100]))
             .await
@@ -384,8 +412,8 @@ mod tests {
         );
         drop(lane);
         assert_eq!(
-            work.converting.available_permits(),
-            permits(2 << 20) as usize,
+            converting.available_permits(),
+            permits(16 << 20) as usize,
             "all is given back"
         );
         assert_eq!(memory.bytes(), 0);
