@@ -11,12 +11,13 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
 use super::auth::{ApiKeys, KeySources};
 use super::body::{SHORT_BYTES, read_object};
 use super::state::AppState;
-use super::tls::Tls;
+use super::tls::{Tls, Turn};
 use crate::api_error::ApiError;
 use crate::logging;
 
@@ -37,6 +38,7 @@ const READ_PATIENCE: Duration = Duration::from_secs(10);
 /// Reads keys and certificates again at each SIGHUP. What cannot be read changes nothing: the server goes on with what
 /// it has.
 pub async fn reload_at_hangup(mut hangup: Signal, sources: KeySources, keys: ApiKeys, tls: Option<Arc<Tls>>) {
+    let turn = Turn::default();
     while hangup.recv().await.is_some() {
         if sources.file.is_none() && tls.is_none() {
             tracing::info!(
@@ -46,8 +48,8 @@ pub async fn reload_at_hangup(mut hangup: Signal, sources: KeySources, keys: Api
         }
         if let Some(path) = &sources.file {
             let reading = sources.clone();
-            match read_apart(READ_PATIENCE, move || reading.read()).await {
-                Ok(read) => {
+            match read_apart(&turn, READ_PATIENCE, move || reading.read()).await {
+                Ok((read, _turn)) => {
                     keys.replace(&read);
                     tracing::info!(path = %path.display(), keys = read.len(), "SIGHUP: keys reloaded");
                 }
@@ -64,21 +66,33 @@ pub async fn reload_at_hangup(mut hangup: Signal, sources: KeySources, keys: Api
     }
 }
 
+/// Says whether the files had changed.
 async fn reload_certificates(tls: &Arc<Tls>) -> Result<bool, String> {
-    let tls = Arc::clone(tls);
-    read_apart(READ_PATIENCE, move || tls.reload()).await
+    let reading = Arc::clone(tls);
+    let (renewed, _turn) = read_apart(&tls.turn, READ_PATIENCE, move || reading.read_again()).await?;
+    Ok(renewed.map(|renewed| tls.renew(renewed)).is_some())
 }
 
-/// Reads on a thread of its own: a file system may hang, and a pipe that nobody writes to gives nothing.
-async fn read_apart<T, E>(patience: Duration, read: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, String>
+/// Reads on a thread of its own: a file system may hang, and a pipe that nobody writes to gives nothing. One reader at
+/// a time has the turn, until what it read is in use. One that hangs keeps it: so it holds one thread, however often
+/// the files are asked for again. What is read too late is dropped.
+async fn read_apart<T, E>(
+    turn: &Turn,
+    patience: Duration,
+    read: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<(T, OwnedMutexGuard<()>), String>
 where
     T: Send + 'static,
     E: Display + Send + 'static,
 {
-    let reading = timeout(patience, tokio::task::spawn_blocking(read)).await;
+    let reading = async {
+        let turn = Arc::clone(turn).lock_owned().await;
+        let read = move || read().map(|read| (read, turn)).map_err(|error| error.to_string());
+        tokio::task::spawn_blocking(read).await
+    };
+    let reading = timeout(patience, reading).await;
     let reading = reading.map_err(|_| format!("they could not be read within {} s", patience.as_secs_f64()))?;
-    let read = reading.map_err(|error| error.to_string())?;
-    read.map_err(|error| error.to_string())
+    reading.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// Looks at the files of certificates again and again. A certificate and its key change one after the other: what does
@@ -138,15 +152,25 @@ mod tests {
 
     #[tokio::test]
     async fn what_cannot_be_read_in_time_is_told_and_not_waited_for() {
-        let read = read_apart(READ_PATIENCE, || Ok::<_, io::Error>(1)).await;
-        assert_eq!(read, Ok(1));
+        let turn = Turn::default();
+        let (read, _) = read_apart(&turn, READ_PATIENCE, || Ok::<_, io::Error>(1))
+            .await
+            .expect("reads");
+        assert_eq!(read, 1);
         let (end, ended) = mpsc::channel::<()>();
         let hangs = move || ended.recv().map_err(|_| "the pipe was closed");
-        let error = read_apart(Duration::from_millis(20), hangs)
-            .await
-            .expect_err("too late");
-        assert_eq!(error, "they could not be read within 0.02 s");
-        // The thread ends with the test.
+        let patience = Duration::from_millis(20);
+        let late = "they could not be read within 0.02 s";
+        assert_eq!(
+            read_apart(&turn, patience, hangs).await.map(|_| ()),
+            Err(late.to_owned())
+        );
+        // No second thread hangs, and once the first one is through all is as before.
+        let second = read_apart(&turn, patience, || -> Result<(), io::Error> {
+            panic!("it has no turn")
+        });
+        assert_eq!(second.await.map(|_| ()), Err(late.to_owned()));
         drop(end);
+        assert!(read_apart(&turn, READ_PATIENCE, || Ok::<_, io::Error>(2)).await.is_ok());
     }
 }

@@ -236,6 +236,18 @@ pub struct Tls {
     current: RwLock<Arc<ServerConfig>>,
     /// Of the files that are in use.
     digest: Mutex<[u8; 32]>,
+    /// Of two readings at once, the one that read first must not be the one that stays.
+    pub(super) turn: Turn,
+}
+
+/// The turn to read files again and to use them.
+pub(super) type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// What files hold that have changed.
+#[derive(Debug)]
+pub(super) struct Renewed {
+    config: Arc<ServerConfig>,
+    digest: [u8; 32],
 }
 
 impl Tls {
@@ -250,6 +262,7 @@ impl Tls {
             digest: Mutex::new(contents.digest()),
             current: RwLock::new(Arc::new(config)),
             files,
+            turn: Turn::default(),
         })
     }
 
@@ -258,22 +271,24 @@ impl Tls {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads the files again; says whether they had changed. Connections that are open keep what they have, and files
-    /// that cannot be used change nothing. Blocks.
+    /// Reads the files again. `None`: they are as they were. Blocks.
     ///
     /// # Errors
-    /// [`TlsError`].
-    pub fn reload(&self) -> Result<bool, TlsError> {
-        // Before the files are read: of two reloads at once the one that read first must not be the one that stays.
-        let mut digest = self.digest.lock().unwrap_or_else(PoisonError::into_inner);
+    /// [`TlsError`], for files that cannot be used.
+    pub(super) fn read_again(&self) -> Result<Option<Renewed>, TlsError> {
         let contents = self.files.read()?;
-        if *digest == contents.digest() {
-            return Ok(false);
+        let digest = contents.digest();
+        if *self.digest.lock().unwrap_or_else(PoisonError::into_inner) == digest {
+            return Ok(None);
         }
         let config = Arc::new(self.files.config(&contents)?);
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = config;
-        *digest = contents.digest();
-        Ok(true)
+        Ok(Some(Renewed { config, digest }))
+    }
+
+    /// Connections from now on have what was read. Those that are open keep what they have.
+    pub(super) fn renew(&self, renewed: Renewed) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = renewed.config;
+        *self.digest.lock().unwrap_or_else(PoisonError::into_inner) = renewed.digest;
     }
 }
 

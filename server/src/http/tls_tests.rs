@@ -124,18 +124,21 @@ fn new_files_are_for_new_connections_and_broken_ones_for_none() {
     let (files, _) = folder.server();
     let tls = Tls::start(files).expect("starts");
     let first = tls.config();
-    assert!(!tls.reload().expect("as it was"));
+    assert!(tls.read_again().expect("as it was").is_none());
     assert!(Arc::ptr_eq(&first, &tls.config()), "nothing changed");
     let new = pair();
     folder.write("cert.pem", &new.cert.pem());
     // The key is still the old one's.
-    assert!(matches!(tls.reload(), Err(TlsError::Pair { .. })));
+    assert!(matches!(tls.read_again(), Err(TlsError::Pair { .. })));
     assert!(Arc::ptr_eq(&first, &tls.config()), "the server goes on");
     folder.write("key.pem", &new.signing_key.serialize_pem());
-    assert!(tls.reload().expect("they fit"));
+    let renewed = tls.read_again().expect("they fit").expect("they are new");
+    assert!(Arc::ptr_eq(&first, &tls.config()), "only once they are to be used");
+    tls.renew(renewed);
     assert!(!Arc::ptr_eq(&first, &tls.config()));
+    assert!(tls.read_again().expect("as it is now").is_none());
     std::fs::remove_file(folder.0.join("key.pem")).expect("was there");
-    assert!(tls.reload().is_err());
+    assert!(tls.read_again().is_err());
 }
 
 #[test]
