@@ -247,10 +247,9 @@ impl OutputStream {
         };
         if finish.is_some() {
             if !sample.done {
-                match sample.last_text() {
-                    Ok(last) => text.push_str(&last),
-                    Err(reason) => finish = Some(reason),
-                }
+                let (last, error) = sample.last_text();
+                text.push_str(&last);
+                finish = error.or(finish);
             }
             sample.done = true;
             self.live -= 1;
@@ -273,10 +272,13 @@ impl OutputStream {
         }
         sample.done = true;
         self.live -= 1;
-        let (text, reason) = match (sample.last_text(), reason) {
-            (Ok(text), reason) => (text, reason),
-            (Err(_), reason @ FinishReason::Error(_)) | (Err(reason), _) => (String::new(), reason),
-        };
+        let (text, error) = sample.last_text();
+        // What ended the request otherwise is told as it is.
+        let is_answer = matches!(
+            reason,
+            FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::Length
+        );
+        let reason = error.filter(|_| is_answer).unwrap_or(reason);
         self.ready.push_back(OutputChunk {
             text,
             finish: Some(reason),
@@ -286,15 +288,21 @@ impl OutputStream {
 }
 
 impl Sample {
-    /// Text that was held back for an incomplete character or a possible stop string; or why it cannot be given.
-    fn last_text(&mut self) -> Result<String, FinishReason> {
-        let rest = self.detokenizer.finish();
-        let rest = rest.map_err(|error| FinishReason::Error(format!("the last tokens have no text: {error}")))?;
+    /// Text that was held back for an incomplete character or a possible stop string; and the error, where some of it
+    /// cannot be given.
+    fn last_text(&mut self) -> (String, Option<FinishReason>) {
+        let (rest, error) = match self.detokenizer.finish() {
+            Ok(rest) => (rest, None),
+            Err(error) => (
+                "",
+                Some(FinishReason::Error(format!("the last tokens have no text: {error}"))),
+            ),
+        };
         let mut text = match self.stops.push(rest) {
             StopOutcome::Text(text) | StopOutcome::Stop { text, .. } => text,
         };
         text.push_str(&self.stops.finish());
-        Ok(text)
+        (text, error)
     }
 }
 
