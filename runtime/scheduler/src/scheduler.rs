@@ -186,8 +186,8 @@ impl Scheduler {
     }
 
     /// Whether at least half of the running requests have come to their end but for `steps` steps, by their lengths,
-    /// and prompts like theirs fit into one step, or into one and a half. False while a prompt is computed: a plan
-    /// without what waits would give that prompt all of its tokens.
+    /// and prompts as long as theirs fit into a step and a half (those that are cached count too). False while a prompt
+    /// is computed: a plan without what waits would give that prompt all of its tokens.
     pub fn half_end_within(&self, steps: u32) -> bool {
         let (mut ends, mut tokens) = (0, 0);
         for slot in &self.running {
@@ -203,7 +203,10 @@ impl Scheduler {
                 tokens += request.prompt.len();
             }
         }
-        let most = self.config.max_num_batched_tokens as usize;
+        let most = match self.max_prompt_tokens {
+            0 => self.config.max_num_batched_tokens,
+            bound => bound.min(self.config.max_num_batched_tokens),
+        } as usize;
         ends > 0 && 2 * ends >= self.running.len() && tokens <= most + most / 2
     }
 
