@@ -227,9 +227,8 @@ impl Catalog {
     fn add_folder(&mut self, source: Source, folder: PathBuf) {
         match libraries_in(&folder) {
             Ok(libraries) => {
-                if !libraries.is_empty()
-                    && self.allow_list.is_none()
-                    && let Some(open) = open_to_all(&folder, &libraries)
+                if self.allow_list.is_none()
+                    && let Some(open) = open_to_all(&libraries)
                 {
                     tracing::warn!(
                         folder = %folder.display(),

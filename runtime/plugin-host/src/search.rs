@@ -91,19 +91,24 @@ pub(crate) fn libraries_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What every user of the machine may write so that another plugin is loaded: the folder, one of those above it, or a
-/// library in it.
-pub(crate) fn open_to_all(folder: &Path, libraries: &[PathBuf]) -> Option<PathBuf> {
+/// What every user of the machine may write so that another plugin is loaded: a library, its folder, or a folder above
+/// that, by the path that was given as by the one that links lead to.
+pub(crate) fn open_to_all(libraries: &[PathBuf]) -> Option<PathBuf> {
     const OTHERS_WRITE: u32 = 0o002;
-    // In such a folder (/tmp) only owners rename and remove what is there.
+    // In such a folder (/tmp) only owners rename and remove what is there. New libraries may still come into it.
     const STICKY: u32 = 0o1000;
-    let mode = |path: &Path| std::fs::metadata(path).map_or(0, |data| data.permissions().mode());
-    let folder = folder.canonicalize().ok()?;
-    let above = folder.ancestors().skip(1);
-    let open_above = above.filter(|path| mode(path) & (OTHERS_WRITE | STICKY) == OTHERS_WRITE);
-    let inside = std::iter::once(folder.as_path()).chain(libraries.iter().map(PathBuf::as_path));
-    let mut open = inside.filter(|path| mode(path) & OTHERS_WRITE != 0).chain(open_above);
-    open.next().map(Path::to_owned)
+    let is_open = |path: &Path, distance: usize| {
+        let mode = std::fs::metadata(path).map_or(0, |data| data.permissions().mode());
+        mode & OTHERS_WRITE != 0 && (distance <= 1 || mode & STICKY == 0)
+    };
+    let paths = libraries
+        .iter()
+        .flat_map(|library| [std::path::absolute(library), library.canonicalize()]);
+    paths.flatten().find_map(|path| {
+        let mut parts = path.ancestors().enumerate();
+        let (_, open) = parts.find(|(distance, part)| is_open(part, *distance))?;
+        Some(open.to_owned())
+    })
 }
 
 #[cfg(test)]
@@ -114,30 +119,44 @@ mod tests {
 
     #[test]
     fn what_everybody_writes_is_seen() {
-        let above = std::env::temp_dir().join(format!("halyard-writable-{}", std::process::id()));
+        let temporary = std::env::temp_dir().canonicalize().expect("a folder");
+        let above = temporary.join(format!("halyard-writable-{}", std::process::id()));
         let folder = above.join("plugins");
         let library = folder.join("libplugin.so");
         create_dir_all(&folder).expect("a folder");
         write(&library, "").expect("ours");
-        let above = above.canonicalize().expect("a folder");
-        let folder = above.join("plugins");
-        let cases: [(u32, u32, u32, Option<&Path>); 8] = [
-            (0o755, 0o755, 0o644, None),
-            (0o775, 0o775, 0o664, None),
-            (0o755, 0o777, 0o644, Some(&folder)),
-            (0o755, 0o1777, 0o644, Some(&folder)),
-            (0o777, 0o755, 0o644, Some(&above)),
-            (0o1777, 0o755, 0o644, None),
-            (0o755, 0o755, 0o666, Some(&library)),
-            (0o777, 0o777, 0o777, Some(&folder)),
-        ];
-        for (mode_above, mode, mode_inside, expected) in cases {
-            for (path, mode) in [(&above, mode_above), (&folder, mode), (&library, mode_inside)] {
+        let set = |modes: [u32; 3]| {
+            for (path, mode) in [&above, &folder, &library].into_iter().zip(modes) {
                 set_permissions(path, Permissions::from_mode(mode)).expect("ours");
             }
-            let found = open_to_all(&folder, std::slice::from_ref(&library));
-            assert_eq!(found.as_deref(), expected, "{mode_above:o} {mode:o} {mode_inside:o}");
+        };
+        let found = || open_to_all(std::slice::from_ref(&library));
+        set([0o755, 0o755, 0o644]);
+        let temporary_is_open = found();
+        let cases: [([u32; 3], &PathBuf); 6] = [
+            ([0o755, 0o777, 0o644], &folder),
+            ([0o755, 0o1777, 0o644], &folder),
+            ([0o777, 0o755, 0o644], &above),
+            ([0o755, 0o755, 0o666], &library),
+            ([0o777, 0o777, 0o644], &folder),
+            ([0o777, 0o777, 0o777], &library),
+        ];
+        for (modes, expected) in cases {
+            set(modes);
+            assert_eq!(found().as_ref(), Some(expected), "{modes:?}");
         }
+        for modes in [[0o775, 0o775, 0o664], [0o1777, 0o755, 0o644]] {
+            set(modes);
+            assert_eq!(found(), temporary_is_open, "{modes:?}");
+        }
+        // A link in an open folder to a library that only its owner writes.
+        set([0o755, 0o755, 0o644]);
+        let open = above.join("open");
+        let link = open.join("liblink.so");
+        create_dir_all(&open).expect("a folder");
+        std::os::unix::fs::symlink(&library, &link).expect("a link");
+        set_permissions(&open, Permissions::from_mode(0o777)).expect("ours");
+        assert_eq!(open_to_all(&[link]).as_deref(), Some(open.as_path()));
         remove_dir_all(&above).expect("ours");
     }
 }
