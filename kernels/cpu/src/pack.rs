@@ -18,7 +18,7 @@
 //!   there are minima; then per block nibbles, bytes (+128), or codes as of `F8E4M3`. NaNs of `F8` as there, by group.
 
 use crate::format::{WeightFormat, f32_at, group_codes, q4k_scale_min, quants32, quants256, split_e4m3};
-use crate::pack_coded::{Layout, ROWS, pack_coded, pack_nibbles};
+use crate::pack_coded::{Layout, ROWS, pack_coded, put_bits};
 use crate::simd::LANES;
 
 /// Elements of K that are packed together.
@@ -124,16 +124,16 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
     let (len, bytes) = (format.block_len(), format.block_bytes());
     let (block_bytes, head) = block_layout(format);
     match format {
-        WeightFormat::F32 | WeightFormat::F16 => {
-            for (k, element) in row.chunks_exact(bytes).enumerate() {
-                let at = (k * LANES + r) * bytes;
-                panel[at..at + bytes].copy_from_slice(element);
-            }
-        }
+        WeightFormat::F32 => put_elements::<4>(row, panel, r),
+        WeightFormat::F16 => put_elements::<2>(row, panel, r),
         WeightFormat::Bf16 => {
-            for (k, element) in row.chunks_exact(bytes).enumerate() {
-                let at = (k / 2 * LANES + r) * 4 + k % 2 * 2;
-                panel[at..at + 2].copy_from_slice(element);
+            put_elements::<4>(row, panel, r);
+            // An element without a neighbour.
+            if let &[.., low, high] = row
+                && row.len() % 4 == 2
+            {
+                let at = row.len() / 4 * 4 * LANES + 4 * r;
+                (panel[at], panel[at + 1]) = (low, high);
             }
         }
         WeightFormat::F8E4M3 => {
@@ -183,6 +183,14 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
     }
 }
 
+/// Elements of so many bytes, or pairs of them, one of each row beside the other.
+fn put_elements<const BYTES: usize>(row: &[u8], panel: &mut [u8], r: usize) {
+    let elements = row.as_chunks::<BYTES>().0;
+    for (element, of_rows) in elements.iter().zip(panel.chunks_exact_mut(BYTES * LANES)) {
+        of_rows[BYTES * r..BYTES * (r + 1)].copy_from_slice(element);
+    }
+}
+
 /// Group `group` of a row.
 fn pack_group(format: WeightFormat, group: usize, block: &[u8], panel: &mut [u8], r: usize) {
     let (block_bytes, head) = block_layout(format);
@@ -198,15 +206,20 @@ fn pack_group(format: WeightFormat, group: usize, block: &[u8], panel: &mut [u8]
         scale = f32::NAN;
     }
     out[at..at + 4].copy_from_slice(&scale.to_le_bytes());
-    for (i, &code) in codes.iter().enumerate() {
-        let k = group % per_head * len + i;
-        let (block, k) = (head + k / BLOCK * block_bytes, k % BLOCK);
+    // A group is a part of a block, or several blocks.
+    for (i, codes) in codes.chunks(BLOCK).enumerate() {
+        let first = group % per_head * len + BLOCK * i;
+        let (out, k) = (&mut out[head + first / BLOCK * block_bytes..], first % BLOCK);
         match format {
             WeightFormat::U4G16 | WeightFormat::U4G32 | WeightFormat::U4G128 => {
-                out[block + 64 * (k / 8) + 4 * r + k % 4] |= code << (4 * (k / 4 % 2));
+                put_bits::<0, 4>(codes, &mut out[64 * (k / 8)..], r);
             }
-            WeightFormat::F8G32 | WeightFormat::F8G128 => out[block + k * LANES + r] = code,
-            _ => out[block + 64 * (k / 4) + 4 * r + k % 4] = code,
+            WeightFormat::F8G32 | WeightFormat::F8G128 => {
+                for (out, code) in out[k * LANES..].chunks_mut(LANES).zip(codes) {
+                    out[r] = *code;
+                }
+            }
+            _ => put_bits::<0, 8>(codes, &mut out[64 * (k / 4)..], r),
         }
     }
 }
@@ -217,20 +230,14 @@ fn pack_block32(format: WeightFormat, block: &[u8], out: &mut [u8], r: usize) {
     match format {
         WeightFormat::Q4_1 => {
             out[32 + 2 * r..34 + 2 * r].copy_from_slice(&block[2..4]);
-            pack_nibbles(&q, &mut out[64..], r);
+            put_bits::<0, 4>(&q, &mut out[64..], r);
         }
         WeightFormat::Q5_0 => {
-            pack_nibbles(&q, &mut out[32..], r);
-            for (k, q) in q.iter().enumerate() {
-                out[288 + 4 * r + k % 4] |= (q >> 4) << (k / 4);
-            }
+            put_bits::<0, 4>(&q, &mut out[32..], r);
+            put_bits::<4, 1>(&q, &mut out[288..], r);
         }
-        WeightFormat::Q8_0 => {
-            for (k, &q) in q.iter().enumerate() {
-                out[32 + 64 * (k / 4) + 4 * r + k % 4] = q;
-            }
-        }
-        _ => pack_nibbles(&q, &mut out[32..], r),
+        WeightFormat::Q8_0 => put_bits::<0, 8>(&q, &mut out[32..], r),
+        _ => put_bits::<0, 4>(&q, &mut out[32..], r),
     }
 }
 
@@ -249,10 +256,8 @@ fn pack_block256(format: WeightFormat, block: &[u8], out: &mut [u8], r: usize) {
             (out[r], out[16 + r]) = q4k_scale_min(&block[4..16], j);
         } else {
             (out[r], out[16 + r]) = (block[192 + 2 * j], block[193 + 2 * j]);
-            for (k, q) in q.iter().enumerate() {
-                out[288 + 64 * (k / 16) + 4 * r + k % 4] |= (q >> 4) << (2 * (k / 4 % 4));
-            }
+            put_bits::<4, 2>(q, &mut out[288..], r);
         }
-        pack_nibbles(q, &mut out[32..], r);
+        put_bits::<0, 4>(q, &mut out[32..], r);
     }
 }

@@ -54,12 +54,12 @@ pub(crate) fn pack_coded(format: WeightFormat, layout: Layout, row: &[u8], panel
             WeightFormat::Int5 => {
                 put_f16(block.d, out, r);
                 put_f16(-block.dmin, &mut out[32..], r);
-                pack_nibbles(block.codes, &mut out[64..], r);
-                put_bit(block.codes, 4, &mut out[64 + 256..], r);
+                put_bits::<0, 4>(block.codes, &mut out[64..], r);
+                put_bits::<4, 1>(block.codes, &mut out[64 + 256..], r);
             }
             WeightFormat::Table4 => {
                 put_f16(block.d, out, r);
-                pack_nibbles(block.codes, &mut out[32..], r);
+                put_bits::<0, 4>(block.codes, &mut out[32..], r);
             }
             _ => pack_scaled(format, layout, &block, out, r),
         }
@@ -91,26 +91,26 @@ fn pack_scaled(format: WeightFormat, layout: Layout, block: &CodedBlock<'_>, out
         match format {
             WeightFormat::Int5Scaled => {
                 (scales[32 * j + r], scales[32 * j + ROWS + r]) = (scale[0], min[0]);
-                pack_nibbles(q, out, r);
-                put_bit(q, 4, &mut out[256..], r);
+                put_bits::<0, 4>(q, out, r);
+                put_bits::<4, 1>(q, &mut out[256..], r);
             }
             WeightFormat::Int2Scaled => {
                 for half in 0..2 {
                     scales[32 * j + ROWS * half + r] = scale[half] & 15 | min[half] << 4;
                 }
-                put_pairs(q, out, r);
+                put_bits::<0, 2>(q, out, r);
             }
-            WeightFormat::Int2 => put_pairs(q, out, r),
+            WeightFormat::Int2 => put_bits::<0, 2>(q, out, r),
             WeightFormat::Int3Scaled | WeightFormat::Table3Scaled | WeightFormat::Table3Small => {
                 for half in 0..2 {
                     scales[32 * j + ROWS * half + r] = scale[half];
                 }
-                put_pairs(q, out, r);
-                put_bit(q, 2, &mut out[128..], r);
+                put_bits::<0, 2>(q, out, r);
+                put_bits::<2, 1>(q, &mut out[128..], r);
             }
             _ => {
                 scales[ROWS * j + r] = scale[0];
-                pack_nibbles(q, out, r);
+                put_bits::<0, 4>(q, out, r);
             }
         }
     }
@@ -121,24 +121,16 @@ fn put_f16(value: f32, out: &mut [u8], r: usize) {
     out[2 * r..2 * r + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }
 
-/// The low nibbles of 32 quants into 4 vectors of 16 rows × 4 bytes.
-pub(crate) fn pack_nibbles(q: &[u8], out: &mut [u8], r: usize) {
-    for (k, q) in q.iter().enumerate() {
-        let group = k / 4;
-        out[64 * (group / 2) + 4 * r + k % 4] |= (q & 15) << (4 * (group % 2));
-    }
-}
-
-/// The low pairs of 32 quants into 2 vectors.
-fn put_pairs(q: &[u8], out: &mut [u8], r: usize) {
-    for (k, q) in q.iter().enumerate() {
-        out[64 * (k / 16) + 4 * r + k % 4] |= (q & 3) << (2 * (k / 4 % 4));
-    }
-}
-
-/// Bit `bit` of 32 quants into a vector.
-fn put_bit(q: &[u8], bit: u32, out: &mut [u8], r: usize) {
-    for (k, q) in q.iter().enumerate() {
-        out[4 * r + k % 4] |= (q >> bit & 1) << (k / 4);
+/// Bits `LOW..LOW + BITS` of at most 32 quants into vectors of 16 rows × 4 bytes, of which each holds 8 / `BITS` groups
+/// of 4 quants, the first one in its lowest bits.
+pub(crate) fn put_bits<const LOW: u32, const BITS: u32>(q: &[u8], out: &mut [u8], r: usize) {
+    let mask = (0xff >> (8 - BITS)) * 0x0101_0101;
+    let vectors = out.chunks_mut(4 * ROWS);
+    for (quants, out) in q.chunks_exact(4 * (8 / BITS as usize)).zip(vectors) {
+        let groups = quants.as_chunks::<4>().0.iter().zip(0..);
+        let word = groups.fold(0, |word, (group, g)| {
+            word | (u32::from_le_bytes(*group) >> LOW & mask) << (BITS * g)
+        });
+        out[4 * r..4 * r + 4].copy_from_slice(&word.to_le_bytes());
     }
 }
