@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use halyard_text::{HostFailure, TemplateHost, opens_template, serve_templates};
+use halyard_text::{CancelFlag, HostFailure, TemplateHost, opens_template, serve_templates};
 use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -107,7 +107,7 @@ impl TemplateProcesses {
         None
     }
 
-    fn start(&self, bounds: Bounds) -> Result<Worker, Failure> {
+    fn start(&self, bounds: Bounds<'_>) -> Result<Worker, Failure> {
         let unavailable = |reason: String| HostFailure::Unavailable(format!("its process does not start: {reason}"));
         let worker = Worker::start(&self.program, self.limits);
         let mut worker = worker.map_err(|error| unavailable(error.to_string()))?;
@@ -132,7 +132,7 @@ impl TemplateProcesses {
         }
     }
 
-    fn call_once(&self, open: &Arc<[u8]>, call: &[u8], bounds: Bounds) -> Result<Vec<u8>, Failure> {
+    fn call_once(&self, open: &Arc<[u8]>, call: &[u8], bounds: Bounds<'_>) -> Result<Vec<u8>, Failure> {
         let mut worker = match self.take(open) {
             Some(worker) => worker,
             None => self.start(bounds)?,
@@ -160,11 +160,12 @@ impl TemplateProcesses {
 }
 
 impl TemplateHost for TemplateProcesses {
-    fn call(&self, open: &Arc<[u8]>, call: &[u8]) -> Result<Vec<u8>, HostFailure> {
+    fn call(&self, open: &Arc<[u8]>, call: &[u8], cancel: Option<&CancelFlag>) -> Result<Vec<u8>, HostFailure> {
         let patience = if low_priority::is_taken() { LOW_PATIENCE } else { 1 };
         let bounds = Bounds {
             cpu: self.limits.cpu,
             until: Instant::now() + self.limits.deadline * patience,
+            cancel,
         };
         let mut result = self.call_once(open, call, bounds);
         if matches!(result, Err(Failure::Killed)) {
@@ -180,10 +181,11 @@ impl TemplateHost for TemplateProcesses {
 
 /// The bounds of one call.
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
+struct Bounds<'a> {
     /// Processor time of each exchange.
     cpu: Duration,
     until: Instant,
+    cancel: Option<&'a CancelFlag>,
 }
 
 /// Why a call has no answer.
@@ -247,7 +249,7 @@ impl Worker {
 
     /// Sends a frame and waits for its answer. With nothing to send it waits for the frame that says that the process
     /// has started.
-    fn exchange(&mut self, frame: &[u8], bounds: Bounds) -> Result<Vec<u8>, Stopped> {
+    fn exchange(&mut self, frame: &[u8], bounds: Bounds<'_>) -> Result<Vec<u8>, Stopped> {
         let mut watch = Watch {
             pid: self.child.id(),
             cpu_before: None,
@@ -294,6 +296,7 @@ impl Worker {
                 return HostFailure::Ended(reason).into();
             }
             Stopped::Cpu => return HostFailure::Ended(over_cpu(limits)).into(),
+            Stopped::Cancelled => return HostFailure::Cancelled.into(),
             Stopped::Pipe(error) => error,
         };
         // Its pipes close a moment before it is gone.
@@ -320,6 +323,8 @@ enum Stopped {
     Late,
     /// Past the processor time.
     Cpu,
+    /// Nobody waits for it.
+    Cancelled,
     /// The pipe failed: the process has gone, as a rule.
     Pipe(io::Error),
 }
@@ -328,20 +333,23 @@ enum Stopped {
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Watches the time of one call.
-struct Watch {
+struct Watch<'a> {
     pid: u32,
     /// The process's processor time at the first check, in the system's ticks.
     cpu_before: Option<u64>,
-    bounds: Bounds,
+    bounds: Bounds<'a>,
 }
 
-impl Watch {
+impl Watch<'_> {
     /// Waits until a pipe can be used after `error` said that it cannot now.
     fn wait(&mut self, error: io::Error, pipe: impl AsFd, flags: PollFlags) -> Result<(), Stopped> {
         match error.kind() {
             io::ErrorKind::Interrupted => return Ok(()),
             io::ErrorKind::WouldBlock => {}
             _ => return Err(Stopped::Pipe(error)),
+        }
+        if self.bounds.cancel.is_some_and(CancelFlag::is_cancelled) {
+            return Err(Stopped::Cancelled);
         }
         if Instant::now() > self.bounds.until {
             return Err(Stopped::Late);

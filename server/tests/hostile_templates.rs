@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use halyard_models::SplitMix64;
 use halyard_server::low_priority;
 use halyard_server::templates::{TemplateLimits, TemplateProcesses};
-use halyard_text::{ChatInput, ChatTemplate, SpecialTokens, TemplateHost, TextError};
+use halyard_text::{CancelFlag, ChatInput, ChatTemplate, SpecialTokens, TemplateHost, TextError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -461,8 +461,7 @@ fn a_prompt_whose_process_is_killed_from_outside_gets_another_one_once() {
     let template = Arc::new(open(&host, "{{ messages[0].content }}").expect("a template"));
     // Stops the process that is kept, hands it a prompt and kills it.
     let kill = || {
-        let pid = template_process(memory_mib);
-        kill_process(pid, Signal::STOP).expect("a process");
+        let pid = stopped_process(memory_mib);
         let template = Arc::clone(&template);
         let rendering = std::thread::spawn(move || render(&template, "hello"));
         until(|| processes.kept() == 0);
@@ -489,6 +488,42 @@ fn a_prompt_whose_process_is_killed_from_outside_gets_another_one_once() {
     }
 }
 
+#[test]
+fn a_prompt_that_is_given_up_ends_its_process() {
+    let memory_mib = 338;
+    let limits = TemplateLimits {
+        memory_mib,
+        // Only for a hang, which would be a fault.
+        deadline: Duration::from_secs(120),
+        ..TemplateLimits::default()
+    };
+    let processes = Arc::new(TemplateProcesses::new(
+        PathBuf::from(env!("CARGO_BIN_EXE_halyard")),
+        limits,
+    ));
+    let host: Arc<dyn TemplateHost> = processes.clone();
+    let template = Arc::new(open(&host, "{{ messages[0].content }}").expect("a template"));
+    stopped_process(memory_mib);
+    let cancel = CancelFlag::default();
+    let rendering = std::thread::spawn({
+        let (template, cancel) = (Arc::clone(&template), cancel.clone());
+        move || {
+            template.render(&ChatInput {
+                messages: &[json!({"role": "user", "content": "hello"})],
+                cancel: Some(&cancel),
+                ..ChatInput::default()
+            })
+        }
+    });
+    until(|| processes.kept() == 0);
+    assert!(!rendering.is_finished());
+    cancel.cancel();
+    let result = rendering.join().expect("no panic");
+    assert!(matches!(result, Err(TextError::Cancelled)), "{result:?}");
+    assert_eq!(find_template_process(memory_mib), None);
+    assert_eq!(render(&template, "next").expect("renders"), "next");
+}
+
 fn until(is_so: impl Fn() -> bool) {
     let late = Instant::now() + Duration::from_secs(60);
     while !is_so() {
@@ -497,8 +532,21 @@ fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-fn template_process(memory_mib: u64) -> Pid {
-    find_template_process(memory_mib).expect("a template process")
+/// Stops the process with this limit of memory.
+fn stopped_process(memory_mib: u64) -> Pid {
+    let pid = find_template_process(memory_mib).expect("a template process");
+    kill_process(pid, Signal::STOP).expect("a process");
+    // Its threads stop one after the other.
+    let is_stopped = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).expect("a thread");
+        stat.rsplit_once(')')
+            .is_some_and(|(_, fields)| fields.trim_start().starts_with('T'))
+    };
+    until(|| {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+        tasks.expect("a process").flatten().all(is_stopped)
+    });
+    pid
 }
 
 /// The living process of this one with this limit of memory.

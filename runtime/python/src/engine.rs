@@ -215,6 +215,7 @@ impl Engine {
             add_generation_prompt: chat.add_generation_prompt,
             extra: chat.template_variables.as_ref(),
             now: Some(now),
+            cancel: None,
         };
         py.detach(|| template.render(&input)).map_err(value_error)
     }

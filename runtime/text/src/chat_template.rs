@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::chat_message::{self, ContentShapes};
+use crate::long_text::CancelFlag;
 use crate::strftime::LocalTime;
 use crate::template_engine::{RenderCall, TemplateEngine};
 use crate::template_host::{HostedTemplate, TemplateHost};
@@ -48,6 +49,8 @@ pub struct ChatInput<'a> {
     pub extra: Option<&'a serde_json::Map<String, serde_json::Value>>,
     /// The time that `strftime_now` prints; without it the template finds that function undefined.
     pub now: Option<LocalTime>,
+    /// Asked while a template runs in a process of its own, which ends with it.
+    pub cancel: Option<&'a CancelFlag>,
 }
 
 impl ChatTemplate {
@@ -137,7 +140,7 @@ impl ChatTemplate {
         };
         match &self.runs {
             Runs::Here(engine) => engine.render(&call.measured()),
-            Runs::There(hosted) => hosted.render(&call),
+            Runs::There(hosted) => hosted.render(&call, input.cancel),
         }
     }
 

@@ -133,7 +133,7 @@ pub enum TextError {
         max_bytes: usize,
     },
     /// The result is no longer wanted.
-    #[error("the request was given up before its text was encoded")]
+    #[error("the request was given up before its text was ready")]
     Cancelled,
     /// The tokenizer library panicked; the tokenizer itself can still be used.
     #[error("the tokenizer library failed on a text of {text_bytes} bytes: {reason}")]

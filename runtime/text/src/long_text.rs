@@ -16,12 +16,12 @@ pub(crate) const PIECE_BYTES: usize = 64 << 10;
 /// Longest part of a text that is encoded at once because nothing in it is known to end a word.
 pub(crate) const MAX_UNCUT_BYTES: usize = 1 << 20;
 
-/// Cancels an encoding that runs on another thread. Clones share the state.
+/// Cancels an encoding that runs on another thread, or a template. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 
 impl CancelFlag {
-    /// Ends the work between two pieces.
+    /// Ends the work between two pieces of a text; a template's within 50 ms.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::long_text::CancelFlag;
 use crate::template_engine::{RenderCall, STACK_BYTES, TemplateEngine};
 use crate::tokenizer_config::SpecialTokens;
 use crate::{Result, TextError};
@@ -21,11 +22,17 @@ const MAX_FRAME_BYTES: usize = 1 << 30;
 
 /// Runs template processes: each call goes to one that knows the template, and comes back or kills that process.
 pub trait TemplateHost: Send + Sync + fmt::Debug {
-    /// Sends `call` to a process that was sent `open` first, and returns its answer. Blocks, for a bounded time.
+    /// Sends `call` to a process that was sent `open` first, and returns its answer. Blocks, for a bounded time, and
+    /// until it is cancelled.
     ///
     /// # Errors
     /// [`HostFailure`]; the process is gone then.
-    fn call(&self, open: &Arc<[u8]>, call: &[u8]) -> std::result::Result<Vec<u8>, HostFailure>;
+    fn call(
+        &self,
+        open: &Arc<[u8]>,
+        call: &[u8],
+        cancel: Option<&CancelFlag>,
+    ) -> std::result::Result<Vec<u8>, HostFailure>;
 }
 
 /// Why a call has no answer.
@@ -35,6 +42,8 @@ pub enum HostFailure {
     Ended(String),
     /// No process can be had, or others took what it needed; why, in words.
     Unavailable(String),
+    /// The answer is no longer wanted.
+    Cancelled,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -71,21 +80,25 @@ impl HostedTemplate {
             special_tokens: Cow::Borrowed(special_tokens),
         })?;
         let hosted = HostedTemplate { host, open };
-        hosted.call(&[])?;
+        hosted.call(&[], None)?;
         Ok(hosted)
     }
 
-    pub(crate) fn render(&self, call: &RenderCall) -> Result<String> {
-        self.call(&frame(&Call::Render(Cow::Borrowed(call)))?)
+    pub(crate) fn render(&self, call: &RenderCall, cancel: Option<&CancelFlag>) -> Result<String> {
+        self.call(&frame(&Call::Render(Cow::Borrowed(call)))?, cancel)
     }
 
     /// Sends a frame; an empty one asks for the answer to the opening.
-    fn call(&self, call: &[u8]) -> Result<String> {
+    fn call(&self, call: &[u8], cancel: Option<&CancelFlag>) -> Result<String> {
         let unavailable = |reason: String| TextError::TemplateUnavailable { reason };
-        let answer = self.host.call(&self.open, call).map_err(|failure| match failure {
-            HostFailure::Ended(reason) => TextError::TemplateBound { reason },
-            HostFailure::Unavailable(reason) => unavailable(reason),
-        })?;
+        let answer = self
+            .host
+            .call(&self.open, call, cancel)
+            .map_err(|failure| match failure {
+                HostFailure::Ended(reason) => TextError::TemplateBound { reason },
+                HostFailure::Unavailable(reason) => unavailable(reason),
+                HostFailure::Cancelled => TextError::Cancelled,
+            })?;
         let answer: Answer = serde_json::from_slice(&answer)
             .map_err(|error| unavailable(format!("its process answered with what is no answer: {error}")))?;
         Err(match answer {

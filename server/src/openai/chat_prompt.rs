@@ -89,6 +89,7 @@ pub fn render(chat: &ChatPrompt<'_>, model: ModelContext<'_>) -> Result<String, 
             unix_seconds: i64::try_from(unix_seconds()).unwrap_or(i64::MAX),
             utc_offset_seconds: 0,
         }),
+        cancel: model.cancel,
     })?;
     if chat.continue_final_message {
         open_final_message(text)
