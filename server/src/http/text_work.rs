@@ -379,9 +379,9 @@ mod tests {
 
     #[tokio::test]
     async fn long_bodies_wait_for_each_other_and_short_ones_do_not() {
-        let memory = Arc::new(BodyMemory::new(4 << 20));
-        let work = TextWork::new(1 << 20, Arc::clone(&memory));
-        let text = || vec![b' '; (1 << 20) - PERMIT_BYTES];
+        let memory = Arc::new(BodyMemory::new(16 << 20));
+        let work = TextWork::new(4 << 20, Arc::clone(&memory));
+        let text = || vec![b' '; (4 << 20) - PERMIT_BYTES];
         let held = long(&work, text()).await;
         assert_eq!(
             memory.bytes(),
@@ -391,9 +391,11 @@ mod tests {
         let unannounced = |body: Vec<u8>| Body::from_stream(stream::iter([Ok::<_, std::io::Error>(Bytes::from(body))]));
         // Whatever the number of cores, no more than two of the largest are converted.
         let converting = work.shares(text().len()).converting.clone();
-        let free = u32::try_from(converting.available_permits()).expect("few");
-        let more = converting.clone().try_acquire_many_owned(free).expect("all the rest");
-        assert!(!is_ready(take(&converting, 1)), "another one waits");
+        let more = converting
+            .clone()
+            .try_acquire_many_owned(permits(4 << 20))
+            .expect("memory for a second one");
+        assert!(!is_ready(take(&converting, permits(4 << 20))), "a third one waits");
         let lane = work
             .admit(&announced(100), Body::from(vec![b' '; 100]))
             .await
@@ -413,7 +415,7 @@ mod tests {
         drop(lane);
         assert_eq!(
             converting.available_permits(),
-            permits(16 << 20) as usize,
+            permits(8 << 20) as usize,
             "all is given back"
         );
         assert_eq!(memory.bytes(), 0);
