@@ -110,15 +110,21 @@ impl TemplateProcesses {
     fn start(&self, bounds: Bounds<'_>) -> Result<Worker, Failure> {
         let unavailable = |reason: String| HostFailure::Unavailable(format!("its process does not start: {reason}"));
         let worker = Worker::start(&self.program, self.limits);
-        let mut worker = worker.map_err(|error| unavailable(error.to_string()))?;
+        let worker = worker.map_err(|error| unavailable(error.to_string()))?;
         // It takes processor time that no template is to blame for.
         let cpu = Duration::MAX;
-        match worker.exchange(&[], Bounds { cpu, ..bounds }) {
-            Ok(_ready) => Ok(worker),
-            Err(stopped) => Err(match worker.ending(&stopped, self.limits) {
-                Failure::Host(HostFailure::Ended(reason)) => unavailable(reason).into(),
-                failure => failure,
-            }),
+        match self.ask(worker, &[], Bounds { cpu, ..bounds }) {
+            Ok((worker, _ready)) => Ok(worker),
+            Err(Failure::Host(HostFailure::Ended(reason))) => Err(unavailable(reason).into()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Sends a frame. A process that does not answer ends.
+    fn ask(&self, mut worker: Worker, frame: &[u8], bounds: Bounds<'_>) -> Result<(Worker, Vec<u8>), Failure> {
+        match worker.exchange(frame, bounds) {
+            Ok(answer) => Ok((worker, answer)),
+            Err(stopped) => Err(worker.ending(&stopped, self.limits)),
         }
     }
 
@@ -138,10 +144,8 @@ impl TemplateProcesses {
             None => self.start(bounds)?,
         };
         if call.is_empty() || !worker.knows(open) {
-            let answer = match worker.exchange(open, bounds) {
-                Ok(answer) => answer,
-                Err(stopped) => return Err(worker.ending(&stopped, self.limits)),
-            };
+            let answer;
+            (worker, answer) = self.ask(worker, open, bounds)?;
             let opened = opens_template(&answer);
             worker.open = opened.then(|| Arc::clone(open));
             if call.is_empty() || !opened {
@@ -149,13 +153,9 @@ impl TemplateProcesses {
                 return Ok(answer);
             }
         }
-        match worker.exchange(call, bounds) {
-            Ok(answer) => {
-                self.keep(worker);
-                Ok(answer)
-            }
-            Err(stopped) => Err(worker.ending(&stopped, self.limits)),
-        }
+        let (worker, answer) = self.ask(worker, call, bounds)?;
+        self.keep(worker);
+        Ok(answer)
     }
 }
 

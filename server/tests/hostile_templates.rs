@@ -1,7 +1,7 @@
 //! Hostile chat templates, in the process in which the server renders them: those that once ended or hung a server, and
 //! random ones. Each must end in an answer or an error, and the next prompt must be rendered.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -429,11 +429,7 @@ fn a_process_renders_what_this_one_renders() {
 
 #[test]
 fn a_process_of_low_priority_is_not_kept() {
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_halyard"));
-    let processes = Arc::new(TemplateProcesses::new(program, TemplateLimits::default()));
-    let host: Arc<dyn TemplateHost> = processes.clone();
-    let template = Arc::new(open(&host, "{{ messages[0].content }}").expect("a template"));
-    assert_eq!(processes.kept(), 1);
+    let (processes, template) = kept_process(339);
     let low = Arc::clone(&template);
     let low = std::thread::spawn(move || {
         low_priority::take().expect("allowed");
@@ -447,18 +443,8 @@ fn a_process_of_low_priority_is_not_kept() {
 
 #[test]
 fn a_prompt_whose_process_is_killed_from_outside_gets_another_one_once() {
-    // A limit that no other test has, by which the processes are found.
     let memory_mib = 337;
-    let limits = TemplateLimits {
-        memory_mib,
-        ..TemplateLimits::default()
-    };
-    let processes = Arc::new(TemplateProcesses::new(
-        PathBuf::from(env!("CARGO_BIN_EXE_halyard")),
-        limits,
-    ));
-    let host: Arc<dyn TemplateHost> = processes.clone();
-    let template = Arc::new(open(&host, "{{ messages[0].content }}").expect("a template"));
+    let (processes, template) = kept_process(memory_mib);
     // Stops the process that is kept, hands it a prompt and kills it.
     let kill = || {
         let pid = stopped_process(memory_mib);
@@ -491,18 +477,7 @@ fn a_prompt_whose_process_is_killed_from_outside_gets_another_one_once() {
 #[test]
 fn a_prompt_that_is_given_up_ends_its_process() {
     let memory_mib = 338;
-    let limits = TemplateLimits {
-        memory_mib,
-        // Only for a hang, which would be a fault.
-        deadline: Duration::from_secs(120),
-        ..TemplateLimits::default()
-    };
-    let processes = Arc::new(TemplateProcesses::new(
-        PathBuf::from(env!("CARGO_BIN_EXE_halyard")),
-        limits,
-    ));
-    let host: Arc<dyn TemplateHost> = processes.clone();
-    let template = Arc::new(open(&host, "{{ messages[0].content }}").expect("a template"));
+    let (processes, template) = kept_process(memory_mib);
     stopped_process(memory_mib);
     let cancel = CancelFlag::default();
     let rendering = std::thread::spawn({
@@ -524,6 +499,23 @@ fn a_prompt_that_is_given_up_ends_its_process() {
     assert_eq!(render(&template, "next").expect("renders"), "next");
 }
 
+/// Processes of which one is kept, and its template. `memory_mib`: a limit that no other test has, by which the process
+/// is found.
+fn kept_process(memory_mib: u64) -> (Arc<TemplateProcesses>, Arc<ChatTemplate>) {
+    let limits = TemplateLimits {
+        memory_mib,
+        // Only for a hang, which would be a fault.
+        deadline: Duration::from_secs(120),
+        ..TemplateLimits::default()
+    };
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_halyard"));
+    let processes = Arc::new(TemplateProcesses::new(program, limits));
+    let host: Arc<dyn TemplateHost> = processes.clone();
+    let template = open(&host, "{{ messages[0].content }}").expect("a template");
+    assert_eq!(processes.kept(), 1);
+    (processes, Arc::new(template))
+}
+
 fn until(is_so: impl Fn() -> bool) {
     let late = Instant::now() + Duration::from_secs(60);
     while !is_so() {
@@ -537,11 +529,7 @@ fn stopped_process(memory_mib: u64) -> Pid {
     let pid = find_template_process(memory_mib).expect("a template process");
     kill_process(pid, Signal::STOP).expect("a process");
     // Its threads stop one after the other.
-    let is_stopped = |task: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).expect("a thread");
-        stat.rsplit_once(')')
-            .is_some_and(|(_, fields)| fields.trim_start().starts_with('T'))
-    };
+    let is_stopped = |task: std::fs::DirEntry| stat_field(&task.path(), 0).as_deref() == Some("T");
     until(|| {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
         tasks.expect("a process").flatten().all(is_stopped)
@@ -549,17 +537,22 @@ fn stopped_process(memory_mib: u64) -> Pid {
     pid
 }
 
+/// A field of `stat` behind the name (proc(5)): 0 is the state, 1 the parent. `None`: the thread or process has gone.
+fn stat_field(of: &Path, field: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(of.join("stat")).ok()?;
+    // The name may hold anything, up to the last parenthesis.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(field).map(str::to_owned)
+}
+
 /// The living process of this one with this limit of memory.
 fn find_template_process(memory_mib: u64) -> Option<Pid> {
     let end = format!("\0{memory_mib}\0");
     let own = std::process::id().to_string();
     let is_it = |id: &i32| {
-        let read = |file: &str| std::fs::read(format!("/proc/{id}/{file}")).unwrap_or_default();
-        let stat = String::from_utf8_lossy(&read("stat")).into_owned();
-        // proc(5): after the name in parentheses the state and the parent.
-        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-        let is_ours = fields.split_whitespace().nth(1) == Some(own.as_str());
-        is_ours && read("cmdline").ends_with(end.as_bytes())
+        let process = PathBuf::from(format!("/proc/{id}"));
+        let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        stat_field(&process, 1).as_ref() == Some(&own) && line.ends_with(end.as_bytes())
     };
     let processes = std::fs::read_dir("/proc").expect("proc").flatten();
     let mut ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use crate::budget::StepBudget;
 use crate::config::SchedulerConfig;
 use crate::error::Error;
 use crate::host_tier::HostTier;
@@ -203,10 +204,7 @@ impl Scheduler {
                 tokens += request.prompt.len();
             }
         }
-        let most = match self.max_prompt_tokens {
-            0 => self.config.max_num_batched_tokens,
-            bound => bound.min(self.config.max_num_batched_tokens),
-        } as usize;
+        let most = StepBudget::new(&self.config, self.max_prompt_tokens, 0).prompt_left() as usize;
         ends > 0 && 2 * ends >= self.running.len() && tokens <= most + most / 2
     }
 

@@ -172,24 +172,25 @@ impl Place {
         self.grow(bytes.len()).await?;
         while bytes.len() <= most {
             self.waits(true);
-            let part = tokio::select! {
-                part = rest.next() => part,
-                () = self.give_up.notified() => return Err(ReadError::NoMemory(self.memory.full())),
-            };
+            let part = self.unless_given_up(rest.next()).await?;
             self.waits(false);
             let Some(part) = part else { break };
             let part = part.map_err(ReadError::Body)?;
             self.grow(part.len()).await?;
             bytes.extend_from_slice(&part);
             if bytes.len() > LARGE_BYTES {
-                tokio::select! {
-                    () = self.memory.pace.take(part.len()) => {}
-                    () = self.give_up.notified() => return Err(ReadError::NoMemory(self.memory.full())),
-                }
+                self.unless_given_up(self.memory.pace.take(part.len())).await?;
             }
         }
         self.memory.places().coming.remove(&self.id);
         Ok(bytes)
+    }
+
+    async fn unless_given_up<T>(&self, awaited: impl Future<Output = T>) -> Result<T, ReadError> {
+        tokio::select! {
+            result = awaited => Ok(result),
+            () = self.give_up.notified() => Err(ReadError::NoMemory(self.memory.full())),
+        }
     }
 
     /// Takes `more` bytes, as soon as so many are free.

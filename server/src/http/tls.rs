@@ -3,7 +3,7 @@
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
@@ -233,9 +233,7 @@ fn private_key(flag: &'static str, path: &Path, bytes: &[u8]) -> Result<PrivateK
 #[derive(Debug)]
 pub struct Tls {
     files: TlsFiles,
-    current: RwLock<Arc<ServerConfig>>,
-    /// Of the files that are in use.
-    digest: Mutex<[u8; 32]>,
+    current: RwLock<Loaded>,
     /// Of two readings at once, the one that read first must not be the one that stays.
     pub(super) turn: Turn,
 }
@@ -243,10 +241,11 @@ pub struct Tls {
 /// The turn to read files again and to use them.
 pub(super) type Turn = Arc<tokio::sync::Mutex<()>>;
 
-/// What files hold that have changed.
+/// What the files held when they were read.
 #[derive(Debug)]
-pub(super) struct Renewed {
+pub(super) struct Loaded {
     config: Arc<ServerConfig>,
+    /// Of the files.
     digest: [u8; 32],
 }
 
@@ -257,10 +256,12 @@ impl Tls {
     /// [`TlsError`].
     pub fn start(files: TlsFiles) -> Result<Tls, TlsError> {
         let contents = files.read()?;
-        let config = files.config(&contents)?;
+        let loaded = Loaded {
+            config: Arc::new(files.config(&contents)?),
+            digest: contents.digest(),
+        };
         Ok(Tls {
-            digest: Mutex::new(contents.digest()),
-            current: RwLock::new(Arc::new(config)),
+            current: RwLock::new(loaded),
             files,
             turn: Turn::default(),
         })
@@ -268,27 +269,30 @@ impl Tls {
 
     /// For the next connection.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.current().config)
+    }
+
+    fn current(&self) -> RwLockReadGuard<'_, Loaded> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the files again. `None`: they are as they were. Blocks.
     ///
     /// # Errors
     /// [`TlsError`], for files that cannot be used.
-    pub(super) fn read_again(&self) -> Result<Option<Renewed>, TlsError> {
+    pub(super) fn read_again(&self) -> Result<Option<Loaded>, TlsError> {
         let contents = self.files.read()?;
         let digest = contents.digest();
-        if *self.digest.lock().unwrap_or_else(PoisonError::into_inner) == digest {
+        if self.current().digest == digest {
             return Ok(None);
         }
         let config = Arc::new(self.files.config(&contents)?);
-        Ok(Some(Renewed { config, digest }))
+        Ok(Some(Loaded { config, digest }))
     }
 
     /// Connections from now on have what was read. Those that are open keep what they have.
-    pub(super) fn renew(&self, renewed: Renewed) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = renewed.config;
-        *self.digest.lock().unwrap_or_else(PoisonError::into_inner) = renewed.digest;
+    pub(super) fn renew(&self, loaded: Loaded) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = loaded;
     }
 }
 
