@@ -41,9 +41,6 @@ pub struct Options {
     pub share: (usize, usize),
 }
 
-/// How many test runs see every row of a large suite once.
-const SHARES: usize = 5;
-
 impl Default for Options {
     fn default() -> Self {
         Options {
@@ -62,7 +59,7 @@ impl Options {
     /// it, and all of them where it is not set or `all`.
     ///
     /// # Panics
-    /// Where the variable is neither a number nor `all`.
+    /// Where the variable is neither a share, such as 3/8, nor `all`.
     pub fn of_test_run() -> Options {
         Options {
             share: share_of(std::env::var("HALYARD_TEST_SHARE").as_deref().unwrap_or("all")),
@@ -80,13 +77,16 @@ impl Options {
     }
 }
 
-/// The share that a number or `all` stands for.
+/// The share that `NUMBER/COUNT` or `all` stands for, its number below its count.
 fn share_of(text: &str) -> (usize, usize) {
-    match (text, text.parse::<usize>()) {
-        ("all", _) => (0, 1),
-        (_, Ok(number)) => (number % SHARES, SHARES),
-        (_, Err(e)) => panic!("HALYARD_TEST_SHARE={text}: {e}; give a number, or all"),
+    if text == "all" {
+        return (0, 1);
     }
+    let share = text.split_once('/').and_then(|(number, count)| {
+        let (number, count) = (number.parse::<usize>().ok()?, count.parse().ok()?);
+        number.checked_rem(count).map(|number| (number, count))
+    });
+    share.unwrap_or_else(|| panic!("HALYARD_TEST_SHARE={text}: give a share, such as 3/8, or all"))
 }
 
 /// Whether a row holds each text of a filter. A text may be several with `|` between, of which one must be there; after
@@ -238,25 +238,28 @@ macro_rules! assert_conformant {
 
 #[cfg(test)]
 mod tests {
-    use super::{SHARES, row_fits, share_of};
+    use super::{row_fits, share_of};
 
     #[test]
-    fn five_numbers_in_a_row_have_every_row_once_and_all_is_all() {
+    fn shares_that_follow_each_other_have_every_row_once_and_all_is_all() {
         let has = |text: &str, row: usize| {
             let (first, step) = share_of(text);
             row % step == first
         };
         for row in 0..20 {
-            let runs = (1072..1072 + SHARES).filter(|number| has(&number.to_string(), row));
+            let runs = (1072..1080).filter(|number| has(&format!("{number}/8"), row));
             assert_eq!(runs.count(), 1, "row {row}");
             assert!(has("all", row));
         }
     }
 
     #[test]
-    #[should_panic(expected = "HALYARD_TEST_SHARE=half: ")]
     fn what_is_no_share_is_named() {
-        share_of("half");
+        for text in ["half", "3", "3/", "/8", "3/0", "-1/8"] {
+            let panic = std::panic::catch_unwind(|| share_of(text)).expect_err(text);
+            let said = panic.downcast_ref::<String>().map_or("", String::as_str);
+            assert!(said.contains(&format!("HALYARD_TEST_SHARE={text}: ")), "{text}: {said}");
+        }
     }
 
     #[test]
