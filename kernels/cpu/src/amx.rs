@@ -79,8 +79,9 @@ pub(crate) unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// Two tiles of tokens × two panels: sums of 32 × 32 at `sums`, which are gone on with where `goes_on` says so. Lines
-/// of activations are asked for two blocks ahead, and four lines a block of what `next` points to.
+/// Two tiles of tokens × two panels: sums of 32 × 32 at `sums`, which are gone on with where `goes_on` says so. The
+/// weights are to stay in the first-level cache, which activations pass by; of what `next` points to, four lines a
+/// block are asked for.
 ///
 /// # Safety
 /// The registers are taken; `blocks` tiles lie behind each of `x` and `w`. What is asked for need not exist.
@@ -109,18 +110,12 @@ pub(crate) unsafe fn four(
             "tilezero tmm2",
             "tilezero tmm3",
             "3:",
-            "tileloadd tmm4, [{x0} + {row}*1]",
+            "tileloaddt1 tmm4, [{x0} + {row}*1]",
             "tileloadd tmm6, [{w0} + {row}*1]",
             "tileloadd tmm7, [{w1} + {row}*1]",
             "tdpbf16ps tmm0, tmm4, tmm6",
-            ".irp o, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
-            "prefetcht0 [{x0} + 2048 + \\o]",
-            ".endr",
-            "tileloadd tmm5, [{x1} + {row}*1]",
+            "tileloaddt1 tmm5, [{x1} + {row}*1]",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            ".irp o, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
-            "prefetcht0 [{x1} + 2048 + \\o]",
-            ".endr",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "prefetcht1 [{next}]",
             "prefetcht1 [{next} + 64]",
