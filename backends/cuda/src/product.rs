@@ -126,6 +126,11 @@ impl Products {
             None => {
                 let begun = Instant::now();
                 let buckets = tune(driver, &product)?;
+                if buckets.is_empty() && is_eight_bit(spec) {
+                    return Err(Error::unsupported(
+                        "the library has no algorithm for this product of 8-bit floats",
+                    ));
+                }
                 let ms = begun.elapsed().as_millis();
                 log::debug("cuda", &format!("{spec:?}: {} algorithms after {ms} ms", buckets.len()));
                 buckets
@@ -200,7 +205,8 @@ pub fn takes(spec: &ProductSpec) -> bool {
         DType::F8E4M3 => &[DType::F16, DType::BF16, DType::F32],
         _ => &[],
     };
-    spec.act == spec.weight && outs.contains(&spec.out)
+    let scales = spec.scale_depth == 0 || is_eight_bit(spec) && spec.scale_depth == 128;
+    spec.act == spec.weight && outs.contains(&spec.out) && scales
 }
 
 impl Operation {
@@ -208,9 +214,9 @@ impl Operation {
     fn new(spec: &ProductSpec, weight_scales: DevicePtr, x_scales: DevicePtr) -> Result<Operation> {
         if !takes(spec) {
             return Err(Error::unsupported(format!(
-                "a library product of {:?} by {:?} to {:?}: it takes F32, F16, BF16 or F8E4M3 for both, and gives the \
-                 same type (of F8E4M3: a wider one) or F32",
-                spec.act, spec.weight, spec.out
+                "a library product of {:?} by {:?} to {:?}, scales of {} depths: it takes F32, F16, BF16 or F8E4M3 for \
+                 both (of F8E4M3 scales of 128 depths, too), and gives the same type (of F8E4M3: a wider one) or F32",
+                spec.act, spec.weight, spec.out, spec.scale_depth
             )));
         }
         let mut made = std::ptr::null_mut();
@@ -229,9 +235,13 @@ impl Operation {
         let operation = Operation(made);
         operation.set(CUBLASLT_MATMUL_DESC_TRANSA, 1i32)?;
         if is_eight_bit(spec) {
-            let by_row = lt::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
-            operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, by_row)?;
-            operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, by_row)?;
+            use lt::cublasLtMatmulMatrixScale_t::*;
+            let mode = match spec.scale_depth {
+                0 => CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32,
+                _ => CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F as i32,
+            };
+            operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode)?;
+            operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode)?;
             operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight_scales)?;
             operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x_scales)?;
         }
@@ -370,6 +380,11 @@ impl LtProduct {
                 &mut found,
             );
             check("cublasLtMatmulAlgoGetHeuristic", code).map_err(|e| Error {
+                // Of an older library, which does not know the scales.
+                status: match code {
+                    lt::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE if is_eight_bit(&self.spec) => Status::Unsupported,
+                    _ => e.status,
+                },
                 message: format!(
                     "a product of {} by {}: {}",
                     self.spec.in_features, self.spec.out_features, e.message

@@ -24,8 +24,8 @@ const ROTATION_BYTES: u64 = 192 << 20;
 /// Another candidate must be better than the library's first by this factor: less is noise.
 const MARGIN: f32 = 0.97;
 
-/// Token counts with an algorithm of their own, up to `most`.
-fn buckets(most: u32) -> Vec<u32> {
+/// Token counts with an algorithm of their own, up to `most`: multiples of `step`, as `most` is.
+fn buckets(most: u32, step: u32) -> Vec<u32> {
     let mut buckets = vec![
         1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
     ];
@@ -36,6 +36,10 @@ fn buckets(most: u32) -> Vec<u32> {
     }
     buckets.retain(|&tokens| tokens < most);
     buckets.push(most.max(1));
+    for tokens in &mut buckets {
+        *tokens = tokens.next_multiple_of(step);
+    }
+    buckets.dedup();
     buckets
 }
 
@@ -60,7 +64,7 @@ pub(crate) fn choose(driver: &dyn Driver, product: &LtProduct) -> Result<Vec<(u3
 fn measure(product: &LtProduct, bench: Option<&Bench<'_>>) -> Result<Vec<(u32, Algo)>> {
     let spec = product.spec();
     let mut choices = Vec::new();
-    for tokens in buckets(spec.max_tokens) {
+    for tokens in buckets(spec.max_tokens, spec.token_step()) {
         let shapes = product.shapes(tokens, spec.in_features, spec.out_features)?;
         let candidates = product.candidates(&shapes, alignment(spec), CANDIDATES)?;
         let mut best: Option<(f32, Algo)> = None;
@@ -108,7 +112,11 @@ impl<'a> Bench<'a> {
         let weights = aligned(k * n, spec.weight.bytes());
         let copies = (ROTATION_BYTES / weights.max(1)).clamp(1, 64);
         let (x, out) = (aligned(t * k, spec.act.bytes()), aligned(t * n, spec.out.bytes()));
-        let scales = aligned(t.max(n), size_of::<f32>());
+        let depths = match spec.scale_depth {
+            0 => 1,
+            depth => k.div_ceil(u64::from(depth)),
+        };
+        let scales = aligned(t.max(n) * depths, size_of::<f32>());
         let total = weights * copies + x + out + WORKSPACE_BYTES + scales;
         let stream = driver.create_stream()?;
         let memory = driver.allocate(total).inspect_err(|_| {
@@ -228,10 +236,11 @@ fn title(product: &LtProduct) -> String {
         accumulate: false,
         ..*product.spec()
     };
+    // Files of before there was a depth are good where there is none.
+    let spec = format!("{spec:?}").replace(", scale_depth: 0", "");
     format!(
-        "halyard products 1\n{}\n{:?}\n{CANDIDATES} candidates, {WORKSPACE_BYTES} bytes of workspace\n",
-        product.products().basis,
-        spec
+        "halyard products 1\n{}\n{spec}\n{CANDIDATES} candidates, {WORKSPACE_BYTES} bytes of workspace\n",
+        product.products().basis
     )
 }
 
@@ -300,9 +309,11 @@ mod tests {
 
     #[test]
     fn buckets_end_at_the_most_tokens() {
-        assert_eq!(buckets(1), [1]);
-        assert_eq!(buckets(33), [1, 8, 16, 32, 33]);
-        assert_eq!(buckets(20000)[16..], [3072, 4096, 8192, 16384, 20000]);
+        assert_eq!(buckets(1, 1), [1]);
+        assert_eq!(buckets(33, 1), [1, 8, 16, 32, 33]);
+        assert_eq!(buckets(20000, 1)[16..], [3072, 4096, 8192, 16384, 20000]);
+        assert_eq!(buckets(4, 4), [4]);
+        assert_eq!(buckets(36, 4), [4, 8, 16, 32, 36]);
     }
 
     #[test]

@@ -92,7 +92,8 @@ pub fn short_of(
 }
 
 /// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\]. Where x and w
-/// are 8-bit floats the sum is multiplied by the scale of its token and the one of its weight row.
+/// are 8-bit floats the sum is multiplied by the scale of its token and the one of its weight row, or the sums of every
+/// `scale_depth` products by theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductSpec {
     /// K.
@@ -109,6 +110,15 @@ pub struct ProductSpec {
     pub accumulate: bool,
     /// Most tokens of one call.
     pub max_tokens: u32,
+    /// Of 8-bit floats: neighbours of a row, of x and of w, that share a scale; 0: all of a row.
+    pub scale_depth: u32,
+}
+
+impl ProductSpec {
+    /// What the tokens of a call are a multiple of: the library reads scales of several depths four at a time.
+    pub fn token_step(&self) -> u32 {
+        if self.scale_depth == 0 { 1 } else { 4 }
+    }
 }
 
 /// One call of a product. Row strides are in elements.
@@ -126,9 +136,9 @@ pub struct ProductCall {
     pub out: DevicePtr,
     /// Distance of its rows.
     pub out_stride: u32,
-    /// Of 8-bit floats: a scale a row of x, f32; else 0.
+    /// Of 8-bit floats: f32, a scale a row of x, or with a `scale_depth` \[K / depth, rows\]; else 0.
     pub x_scales: DevicePtr,
-    /// Of 8-bit floats: a scale a row of w, f32; else 0.
+    /// The same of w.
     pub weight_scales: DevicePtr,
 }
 

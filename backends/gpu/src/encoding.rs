@@ -75,6 +75,8 @@ pub struct InScratch {
     pub x: bool,
     /// The weight: unpacked there.
     pub weight: bool,
+    /// Its scales, apart from its codes there.
+    pub weight_scales: bool,
     /// out: it waits there for what follows.
     pub out: bool,
 }

@@ -115,6 +115,9 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
                 if in_scratch.weight {
                     call.weight = scratch.at(call.weight)?;
                 }
+                if in_scratch.weight_scales {
+                    call.weight_scales = scratch.at(call.weight_scales)?;
+                }
                 let workspace = match product.workspace_bytes() {
                     0 => 0,
                     bytes => {

@@ -195,6 +195,7 @@ fn every_kind_of_product_is_tested() {
                     out,
                     accumulate,
                     max_tokens: 4096,
+                    scale_depth: 0,
                 };
                 for wide in [true, false] {
                     let outcome = driver.outcome_of_product(&spec, wide);

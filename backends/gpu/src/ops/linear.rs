@@ -14,6 +14,7 @@ mod layout;
 mod plain;
 mod product;
 mod quantized;
+mod round_groups;
 mod round_tokens;
 mod scaled;
 mod scaled_small_batch;

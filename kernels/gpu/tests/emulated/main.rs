@@ -206,6 +206,13 @@ fn products_over_groups_are_right_on_matrix_units() {
     sets("linear_groups_hopper", &[(43, "f16")], more);
 }
 
+/// Rows and tokens as a library's product of 128 depths a scale takes them.
+#[test]
+fn codes_and_scales_stand_where_the_library_reads_them() {
+    let of = |act| [act, "-DKEPT=1", "-DNORM=0", "-DRECORDS=1"];
+    check_all("linear_scaled_tokens", &[&of("-DACT=bf16"), &of("-DACT=f16")]);
+}
+
 /// Of the formats that checkpoints of experts have, and one with fine groups and minima.
 #[test]
 fn products_of_experts_over_groups_are_right_on_matrix_units() {

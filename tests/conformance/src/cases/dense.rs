@@ -130,6 +130,9 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (64, 640, 9992, true, false, 0),
         (100, 2176, 2984, false, true, 0),
         (200, 2176, 2984, true, true, 0),
+        // More than own kernels take, in whole steps of four tokens and not.
+        (515, 640, 1040, true, true, 0),
+        (516, 640, 528, false, true, 0),
     ];
     let large: &[_] = match (format, act) {
         (WeightFormat::BF16, DType::BF16) => &large,

@@ -10,6 +10,7 @@ use super::dense_tiles::DenseTiles;
 use super::dots;
 use super::groups_tiles;
 use super::layout::WeightLayout;
+use super::round_groups;
 use super::round_tokens;
 use super::scaled_tiles;
 use super::small_batch::SmallBatch;
@@ -99,10 +100,8 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
 
     let own_tokens = own_tokens(of, matrix_units, facts, policy);
     let row_bytes = u64::from(op.in_features) * op.act.bytes() as u64;
-    let products = [
-        round_tokens::takes(op, layout).then_some(PathName::EightBitProduct),
-        Some(PathName::Product),
-    ];
+    let rounds = round_tokens::takes(op, layout) || round_groups::takes(op, layout, facts);
+    let products = [rounds.then_some(PathName::EightBitProduct), Some(PathName::Product)];
     let product = (products.into_iter().flatten())
         .find(there)
         .filter(|_| op.max_tokens > own_tokens && row_bytes.is_multiple_of(16));

@@ -6,11 +6,11 @@ use std::ops::RangeInclusive;
 
 use halyard_kernels_gpu::LINEAR_HOPPER;
 use halyard_platform_api::ops;
-use halyard_platform_api::{DType, Result, WeightFormat};
+use halyard_platform_api::{DType, Result};
 
 use super::call::{Call, Path, rows_aligned};
 use super::fusion::{Fusion, SmallBatchCall};
-use super::layout::{GROUP, RECORD_ROWS, WeightLayout, record_bytes, scales_at};
+use super::layout::{GROUP, RECORD_ROWS, RECORDS_OF_FLOATS, WeightLayout, record_bytes, scales_at};
 use super::round_tokens::{self, Norm, RoundTokens};
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
@@ -105,12 +105,9 @@ impl Form {
     }
 }
 
-/// 8-bit floats with a scale for every piece of a row, in records.
-const RECORDS: WeightLayout = WeightLayout::Planes(WeightFormat::F8G128);
-
 /// Whether weights are 8-bit floats, which rounded tokens meet.
 fn rounds(layout: WeightLayout) -> bool {
-    matches!(layout, WeightLayout::Scaled | RECORDS)
+    matches!(layout, WeightLayout::Scaled | RECORDS_OF_FLOATS)
 }
 
 /// Blocks that run at a time where `splits` of them are a cluster. A cluster's are neighbours, so that some
@@ -185,8 +182,8 @@ fn calls_or_none(
     }
     let large = form(&RINGS, rows, row_bytes, 1, facts);
     Some(match layout {
-        // Beyond these weights are unpacked. Every block of 128 tokens reads the weights again.
-        RECORDS => {
+        // Beyond these the library multiplies copies of codes. Every block of 128 tokens reads the weights again.
+        RECORDS_OF_FLOATS => {
             let form = large?.with_scales(facts);
             vec![Calls::new(64, 0, form), Calls::new(512, 1, form)]
         }
@@ -325,7 +322,7 @@ impl DenseTiles {
                 ("STAGES", names[3].as_str()),
                 ("EPILOGUE", epilogue_code(op.epilogue)),
                 ("GATE", fusion.gate),
-                ("RECORDS", if layout == RECORDS { "1" } else { "0" }),
+                ("RECORDS", if layout == RECORDS_OF_FLOATS { "1" } else { "0" }),
             ];
             cx.function(LINEAR_HOPPER, &defines, "linear_hopper", form.shared_bytes(of))
         };

@@ -13,6 +13,9 @@ pub(crate) const GROUP: u64 = 128;
 /// Rows of a record (`quantized.cuh`).
 pub(crate) const RECORD_ROWS: u64 = 8;
 
+/// Records of 8-bit floats with a scale for every group of a row.
+pub(super) const RECORDS_OF_FLOATS: WeightLayout = WeightLayout::Planes(WeightFormat::F8G128);
+
 /// The layout of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightLayout {

@@ -66,11 +66,6 @@ impl RoundTokens {
         })
     }
 
-    /// Bytes of a token's codes and its scale.
-    pub(super) fn token_bytes(&self) -> u64 {
-        u64::from(self.k) + 4
-    }
-
     /// Rounds the rows of x, which are 16-byte aligned, to codes and scales at these offsets in scratch; the norm of
     /// one that was compiled for it is 16-byte aligned, too.
     pub(super) fn encode(&self, encoding: &mut Encoding, x: &View, norm: Option<Norm>, codes: u64, scales: u64) {
