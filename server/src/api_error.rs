@@ -55,6 +55,14 @@ impl ApiError {
         }
     }
 
+    /// Something that passes: 503, and asking again makes sense after a second.
+    pub fn try_again(message: impl Into<String>) -> Self {
+        ApiError {
+            retry_after_s: Some(1),
+            ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        }
+    }
+
     /// A field with a value that cannot be served: 400.
     pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         ApiError {

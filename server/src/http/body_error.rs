@@ -38,10 +38,7 @@ impl From<&BodyError> for ApiError {
         let message = error.to_string();
         match error {
             BodyError::Late { .. } => ApiError::new(StatusCode::REQUEST_TIMEOUT, message).with_code("body_timeout"),
-            BodyError::NoMemory { .. } => ApiError {
-                retry_after_s: Some(1),
-                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("too_many_bodies")
-            },
+            BodyError::NoMemory { .. } => ApiError::try_again(message).with_code("too_many_bodies"),
         }
     }
 }

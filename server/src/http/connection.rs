@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use axum::http::{HeaderValue, Request, Response, Version, header};
 use axum::response::IntoResponse;
 use http_body::Body as HttpBody;
 use hyper::body::Incoming;
@@ -158,10 +158,7 @@ fn too_many_connections(limit: usize) -> ApiError {
         "all {limit} connections of this server are being answered (--max-connections); try again, \
          or with fewer connections"
     );
-    ApiError {
-        retry_after_s: Some(1),
-        ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("too_many_connections")
-    }
+    ApiError::try_again(message).with_code("too_many_connections")
 }
 
 /// Notes whether an answer's client takes it.

@@ -109,14 +109,7 @@ async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: 
 
 /// The answer of a server that is ending.
 pub fn draining() -> ApiError {
-    ApiError {
-        retry_after_s: Some(1),
-        ..ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the server is shutting down; ask another one",
-        )
-        .with_code("shutting_down")
-    }
+    ApiError::try_again("the server is shutting down; ask another one").with_code("shutting_down")
 }
 
 /// Refuses new generation requests once the server is ending; what runs goes on.

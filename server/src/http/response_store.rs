@@ -121,10 +121,7 @@ fn full(limits: &StoreLimits) -> ApiError {
          send store false",
         limits.max_responses, limits.max_bytes
     );
-    ApiError {
-        retry_after_s: Some(1),
-        ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("store_full")
-    }
+    ApiError::try_again(message).with_code("store_full")
 }
 
 /// A response with another status.

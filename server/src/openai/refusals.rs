@@ -29,10 +29,7 @@ impl From<SubmitError> for ApiError {
                 retry_after_s: Some(retry_after_s.max(1)),
                 ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("queue_full")
             },
-            SubmitError::ShuttingDown => ApiError {
-                retry_after_s: Some(1),
-                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("shutting_down")
-            },
+            SubmitError::ShuttingDown => ApiError::try_again(message).with_code("shutting_down"),
             SubmitError::Dead { .. } => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_dead")
             }
@@ -44,10 +41,7 @@ impl From<GrammarError> for ApiError {
     fn from(error: GrammarError) -> Self {
         let message = error.to_string();
         match error {
-            GrammarError::Busy { .. } => ApiError {
-                retry_after_s: Some(1),
-                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("queue_full")
-            },
+            GrammarError::Busy { .. } => ApiError::try_again(message).with_code("queue_full"),
             GrammarError::TooLarge { .. }
             | GrammarError::Invalid { .. }
             | GrammarError::Late { .. }
@@ -87,10 +81,7 @@ impl From<TextError> for ApiError {
             | TextError::TemplateRaised { .. }
             | TextError::TemplateRender { .. } => ApiError::field("messages", message),
             TextError::TemplateBound { .. } => ApiError::field("messages", message).with_code("chat_template_bound"),
-            TextError::TemplateUnavailable { .. } => ApiError {
-                retry_after_s: Some(1),
-                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
-            },
+            TextError::TemplateUnavailable { .. } => ApiError::try_again(message),
             TextError::TooManyTokens { .. } | TextError::Uncuttable { .. } => ApiError::field("prompt", message),
             TextError::NoChatTemplate => ApiError::new(StatusCode::BAD_REQUEST, message).with_code("no_chat_template"),
             TextError::TokenOutOfVocabulary { .. } => ApiError::field("tokens", message),
@@ -108,17 +99,11 @@ pub fn failure(finish: &FinishReason) -> Option<ApiError> {
         FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Length => None,
         FinishReason::Abort(reason) => {
             let message = format!("the request was aborted: {reason}");
-            Some(ApiError {
-                retry_after_s: Some(1),
-                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("aborted")
-            })
+            Some(ApiError::try_again(message).with_code("aborted"))
         }
         FinishReason::Paused => {
             let message = "the request was aborted: the operator paused this server";
-            Some(ApiError {
-                retry_after_s: Some(1),
-                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("aborted")
-            })
+            Some(ApiError::try_again(message).with_code("aborted"))
         }
         FinishReason::Error(reason) => {
             let message = format!("the engine failed on this request: {reason}");
