@@ -55,7 +55,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What a test runs of a large suite: the share of its rows that `HALYARD_TEST_SHARE` numbers, as `tests/run` does
+    /// What a test runs of a large suite: the share of its rows that `HALYARD_TEST_SHARE` names, as `tests/run` does
     /// it, and all of them where it is not set or `all`.
     ///
     /// # Panics

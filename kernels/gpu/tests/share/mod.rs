@@ -1,4 +1,4 @@
-//! What a test run compiles and runs of many kernels: all of them, or the share that `HALYARD_TEST_SHARE` numbers, as
+//! What a test run compiles and runs of many kernels: all of them, or the share that `HALYARD_TEST_SHARE` names, as
 //! `tests/run` does it.
 
 /// Whether a job, named in full, is of this test run.
