@@ -12,7 +12,7 @@ use super::call::{Call, Path, rows_aligned};
 use super::layout::{WeightLayout, scales_at};
 use super::plain::{Finish, convert_function, encode_convert};
 use super::quantized::Unpack;
-use super::round_groups::{self, RoundGroups};
+use super::round_groups::{self, RoundGroups, UnpackCodes};
 use super::round_tokens::RoundTokens;
 use super::scaled::UnpackScaled;
 use crate::driver::{DevicePtr, Function, Product, ProductCall, ProductSpec};
@@ -68,8 +68,8 @@ enum Unpacking {
     Widen(Function, u64),
     Planes(Unpack),
     Scaled(UnpackScaled),
-    /// By the rounding of groups: codes and scales apart.
-    Codes,
+    /// Codes and scales apart.
+    Codes(UnpackCodes),
 }
 
 /// How tokens become 8-bit floats: with a scale each, or one for each of their groups.
@@ -101,7 +101,7 @@ impl LibraryProduct {
         let (unpacking, rounding) = match layout {
             WeightLayout::Planes(_) if eight_bit => {
                 let rounding = Rounding::Groups(RoundGroups::prepare(cx, op)?);
-                (Unpacking::Codes, Some(rounding))
+                (Unpacking::Codes(UnpackCodes::prepare(cx, op)?), Some(rounding))
             }
             _ if eight_bit => {
                 let rounding = Rounding::Tokens(RoundTokens::prepare(cx, op, layout, false)?);
@@ -129,7 +129,7 @@ impl LibraryProduct {
         let input = if rounding.is_some() { DType::F8E4M3 } else { op.act };
         let unpacked_row = match unpacking {
             Unpacking::None => 0,
-            Unpacking::Codes => u64::from(k),
+            Unpacking::Codes(_) => u64::from(k),
             _ => u64::from(k) * act_bytes,
         };
         let piece_rows = match unpacking {
@@ -137,29 +137,24 @@ impl LibraryProduct {
             _ => piece_rows(n, unpacked_row),
         };
         let waits = op.epilogue != Epilogue::None;
-        let spec = |rows: u32, out: DType, accumulate: bool, max_tokens: u32| {
-            let spec = ProductSpec {
-                in_features: k,
-                out_features: rows,
-                act: input,
-                weight: input,
-                out,
-                accumulate,
-                max_tokens,
-                scale_depth: match rounding {
-                    Some(Rounding::Groups(_)) => round_groups::DEPTH,
-                    _ => 0,
-                },
-            };
-            ProductSpec {
-                max_tokens: max_tokens.next_multiple_of(spec.token_step()),
-                ..spec
-            }
+        let spec = |rows: u32, out: DType, accumulate: bool, max_tokens: u32| ProductSpec {
+            in_features: k,
+            out_features: rows,
+            act: input,
+            weight: input,
+            out,
+            accumulate,
+            max_tokens,
+            scale_depth: match rounding {
+                Some(Rounding::Groups(_)) => round_groups::DEPTH,
+                _ => 0,
+            },
         };
         let token_step = spec(n, DType::F32, false, 1).token_step();
+        let max_tokens = op.max_tokens.next_multiple_of(token_step);
         let product = |rows, accumulate| {
             let out = if waits { DType::F32 } else { op.out };
-            cx.driver.product(&spec(rows, out, accumulate, op.max_tokens))
+            cx.driver.product(&spec(rows, out, accumulate, max_tokens))
         };
         let rest = |rows| match token_step {
             1 => Ok(None),
@@ -197,7 +192,7 @@ impl LibraryProduct {
         let pass_tokens = pass_tokens.next_multiple_of(token_step);
         let weight_scales_at = (u64::from(piece_rows) * unpacked_row).next_multiple_of(ALIGN);
         let unpacked_scales = match unpacking {
-            Unpacking::Codes => u64::from(piece_rows) * round_groups::scale_bytes(k),
+            Unpacking::Codes(_) => u64::from(piece_rows) * round_groups::scale_bytes(k),
             _ => 0,
         };
         let product_at = (weight_scales_at + unpacked_scales).next_multiple_of(ALIGN);
@@ -254,7 +249,7 @@ impl LibraryProduct {
         match rounding {
             _ if x.is_empty() => {}
             Rounding::Tokens(rounding) => rounding.encode(encoding, x, None, codes_at, scales_at),
-            Rounding::Groups(rounding) => rounding.encode_tokens(encoding, x, codes_at, scales_at, columns),
+            Rounding::Groups(rounding) => rounding.encode(encoding, x, codes_at, scales_at, columns),
         }
         (codes_at, self.k)
     }
@@ -292,14 +287,14 @@ impl LibraryProduct {
                 out_stride,
                 x_scales: self.scales_at,
                 weight_scales: match self.unpacking {
-                    Unpacking::Codes => self.weight_scales_at,
+                    Unpacking::Codes(_) => self.weight_scales_at,
                     _ => weight + scales_at(n, k),
                 },
             };
             let in_scratch = InScratch {
                 x: self.rounding.is_some(),
                 weight: unpacked,
-                weight_scales: matches!(self.unpacking, Unpacking::Codes),
+                weight_scales: matches!(self.unpacking, Unpacking::Codes(_)),
                 out: self.waits,
             };
             encoding.product(product, of_pass, in_scratch, self.workspace_at);
@@ -334,11 +329,9 @@ impl LibraryProduct {
             }
             Unpacking::Planes(unpack) => unpack.encode(encoding, weight, to, piece.first, piece.rows),
             Unpacking::Scaled(unpack) => unpack.encode(encoding, weight, to, piece.first, piece.rows),
-            Unpacking::Codes => {
-                if let Some(Rounding::Groups(rounding)) = &self.rounding {
-                    let rows = piece.first..piece.first + piece.rows;
-                    rounding.encode_weights(encoding, weight, rows, 0, self.weight_scales_at);
-                }
+            Unpacking::Codes(unpack) => {
+                let scales = Arg::Scratch(self.weight_scales_at);
+                unpack.encode(encoding, weight, to, scales, piece.first, piece.rows);
             }
         }
         true

@@ -1,8 +1,6 @@
 //! 8-bit weights with a scale for 128 neighbours of a row (records), by tokens that are rounded likewise: what a
 //! library's product of such operands takes. Only where the op allows activations to be rounded.
 
-use std::ops::Range;
-
 use halyard_kernels_gpu::LINEAR_SCALED_TOKENS;
 use halyard_platform_api::{Result, ops};
 
@@ -31,36 +29,38 @@ pub(super) fn scale_bytes(k: u32) -> u64 {
     u64::from(k / DEPTH) * 4
 }
 
-/// Compiled.
+/// A kernel of the library's operands.
+fn function(cx: &Preparation<'_>, op: &ops::Linear, name: &str) -> Result<Function> {
+    let defines = [
+        ("ACT", type_name(op.act)),
+        ("KEPT", "1"),
+        ("NORM", "0"),
+        ("RECORDS", "1"),
+    ];
+    cx.function(LINEAR_SCALED_TOKENS, &defines, name, 0)
+}
+
+/// Rounds tokens.
 pub(super) struct RoundGroups {
-    tokens: Function,
-    weights: Function,
+    function: Function,
     k: u32,
 }
 
 impl RoundGroups {
-    /// Compiles both kernels.
+    /// Compiles it.
     ///
     /// # Errors
     /// Errors of the compiler.
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear) -> Result<RoundGroups> {
-        let defines = [
-            ("ACT", type_name(op.act)),
-            ("KEPT", "1"),
-            ("NORM", "0"),
-            ("RECORDS", "1"),
-        ];
-        let function = |name| cx.function(LINEAR_SCALED_TOKENS, &defines, name, 0);
         Ok(RoundGroups {
-            tokens: function("scaled_groups")?,
-            weights: function("rows_of_records")?,
+            function: function(cx, op, "scaled_groups")?,
             k: op.in_features,
         })
     }
 
     /// Rounds the rows of x, which are 16-byte aligned, to codes, and to scales \[k / 128, columns\], at these offsets
     /// in scratch.
-    pub(super) fn encode_tokens(&self, encoding: &mut Encoding, x: &View, codes: u64, scales: u64, columns: u32) {
+    pub(super) fn encode(&self, encoding: &mut Encoding, x: &View, codes: u64, scales: u64, columns: u32) {
         let args = [
             Arg::Ptr(x.ptr),
             Arg::U32(x.row_stride()),
@@ -69,29 +69,47 @@ impl RoundGroups {
             Arg::U32(self.k),
             Arg::U32(columns),
         ];
-        encoding.launch(self.tokens, [x.len(), 1, 1], THREADS, 0, &args);
+        encoding.launch(self.function, [x.len(), 1, 1], THREADS, 0, &args);
+    }
+}
+
+/// Takes records apart.
+pub(super) struct UnpackCodes {
+    function: Function,
+    k: u32,
+}
+
+impl UnpackCodes {
+    /// Compiles it.
+    ///
+    /// # Errors
+    /// Errors of the compiler.
+    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear) -> Result<UnpackCodes> {
+        Ok(UnpackCodes {
+            function: function(cx, op, "rows_of_records")?,
+            k: op.in_features,
+        })
     }
 
-    /// Brings rows of a weight to codes, and to scales \[k / 128, rows\], at these offsets in scratch. The first row is
-    /// a record's first.
-    pub(super) fn encode_weights(
+    /// Brings rows of a weight to `codes`, and to `scales` \[k / 128, rows\]. The first row is a record's first.
+    pub(super) fn encode(
         &self,
         encoding: &mut Encoding,
         weight: DevicePtr,
-        rows: Range<u32>,
-        codes: u64,
-        scales: u64,
+        codes: Arg,
+        scales: Arg,
+        first_row: u32,
+        rows: u32,
     ) {
-        let count = rows.end - rows.start;
-        let records = u64::from(count).div_ceil(RECORD_ROWS) * u64::from(self.k / DEPTH);
+        let records = u64::from(rows).div_ceil(RECORD_ROWS) * u64::from(self.k / DEPTH);
         let args = [
             Arg::Ptr(weight),
-            Arg::Scratch(codes),
-            Arg::Scratch(scales),
+            codes,
+            scales,
             Arg::U32(self.k),
-            Arg::U32(rows.start),
-            Arg::U32(count),
+            Arg::U32(first_row),
+            Arg::U32(rows),
         ];
-        encoding.launch(self.weights, [records.div_ceil(4) as u32, 1, 1], THREADS, 0, &args);
+        encoding.launch(self.function, [records.div_ceil(4) as u32, 1, 1], THREADS, 0, &args);
     }
 }
