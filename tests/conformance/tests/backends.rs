@@ -1,5 +1,6 @@
-//! One line a backend: linked through its tables, and loaded from its library as the server loads it. The reference and
-//! cpu run whole one of these ways; elsewhere a share of the rows is enough (`Options::of_test_run`).
+//! One line a backend: linked through its tables, and loaded from its library as the server loads it. The cpu runs
+//! whole one of these ways; elsewhere a share of the rows is enough (`Options::of_test_run`). So it is for the
+//! reference, as every other platform's rows compare with it.
 
 use std::sync::Arc;
 
@@ -31,7 +32,7 @@ fn loaded(name: &str) -> Arc<dyn Device> {
 
 #[test]
 fn reference_linked() {
-    assert_conformant!(linked(halyard_reference::plugin()));
+    assert_conformant!(linked(halyard_reference::plugin()), Options::of_test_run());
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn recorded_steps_are_one_shot_steps() {
         &[
             "--share",
             "--replays",
-            "500",
+            "200",
             "recording",
             "drafts",
             "hidden-states",

@@ -165,10 +165,11 @@ fn kernels_with_subgroups_conform() {
 }
 
 /// Kernels on matrix units with their products by plain operations, in the subgroups of either kind of GPU that has
-/// such units. (What the compiler for those GPUs makes of them: kernels/gpu/tests/intel.rs.)
+/// such units. (What the compiler for those GPUs makes of them: kernels/gpu/tests/intel.rs.) Every third row a commit,
+/// as compiling one takes up to half a minute.
 #[test]
 fn kernels_on_matrix_units_conform() {
-    for (columns, arguments) in [
+    let rows = [
         ("8", &["--op", "linear", "--variant", "BF16 x BF16"][..]),
         ("16", &["--op", "linear", "--variant", "F16 x F16"][..]),
         ("8", &["--op", "linear", "--variant", "Q4_1 x F16"][..]),
@@ -205,7 +206,9 @@ fn kernels_on_matrix_units_conform() {
                 "block 8",
             ][..],
         ),
-    ] {
+    ];
+    let (part, of) = halyard_conformance::Options::of_test_run().share;
+    for (columns, arguments) in rows.into_iter().skip(part % 3).step_by(of.min(3)) {
         let intels = runtimes().into_iter().filter(|runtime| runtime.name == INTEL);
         let arguments = [arguments, &["--jobs", "2", "conformance"]].concat();
         let variables = [("HALYARD_OPENCL_MATRIX", columns)];
