@@ -205,6 +205,9 @@ extern "C" {
 /** One byte s, an 8-bit float as in F8E4M3, 8 bytes of nibbles: byte j holds value j in its low nibble, value j + 8 in
  * its high one. The row's tail is t, an f32; value = (t·s)·E2M1[q], E2M1 as in Mxfp4. */
 #define HALYARD_WEIGHT_NVFP4 33u
+/** Rows as in F8G128. Of 128 rows from a multiple of 128 on, a group's scales are the same: the matrix has one for each
+ * block of 128 × 128. */
+#define HALYARD_WEIGHT_F8B128 34u
 #define HALYARD_WEIGHT_U4G16 40u /**< f32 d, f32 m, 8 bytes of nibbles as in Nvfp4; value = d·q + m. */
 #define HALYARD_WEIGHT_U4G32 41u /**< f32 d, f32 m, 16 bytes of nibbles as in Q4_0; value = d·q + m. */
 /** f32 d, f32 m, 32 bytes of nibbles: 2 runs of 32 values, each as in Q4_0; value = d·q + m. */
@@ -312,6 +315,9 @@ extern "C" {
 #define HALYARD_WEIGHT_NVFP4_BLOCK_VALUES 16u
 #define HALYARD_WEIGHT_NVFP4_BLOCK_BYTES 9u
 #define HALYARD_WEIGHT_NVFP4_ROW_TAIL_BYTES 4u
+#define HALYARD_WEIGHT_F8B128_BLOCK_VALUES 128u
+#define HALYARD_WEIGHT_F8B128_BLOCK_BYTES 132u
+#define HALYARD_WEIGHT_F8B128_ROW_TAIL_BYTES 0u
 #define HALYARD_WEIGHT_U4G16_BLOCK_VALUES 16u
 #define HALYARD_WEIGHT_U4G16_BLOCK_BYTES 16u
 #define HALYARD_WEIGHT_U4G16_ROW_TAIL_BYTES 0u

@@ -101,6 +101,9 @@ wire_enum! {
         /// One byte s, an 8-bit float as in F8E4M3, 8 bytes of nibbles: byte j holds value j in its low nibble, value
         /// j + 8 in its high one. The row's tail is t, an f32; value = (t·s)·E2M1\[q\], E2M1 as in Mxfp4.
         Nvfp4 = 33,
+        /// Rows as in F8G128. Of 128 rows from a multiple of 128 on, a group's scales are the same: the matrix has one
+        /// for each block of 128 × 128.
+        F8B128 = 34,
         /// f32 d, f32 m, 8 bytes of nibbles as in Nvfp4; value = d·q + m.
         U4G16 = 40,
         /// f32 d, f32 m, 16 bytes of nibbles as in Q4_0; value = d·q + m.
@@ -237,6 +240,7 @@ impl WeightFormat {
             F::TQ2_0 => row("TQ2_0", [256, 66, 0, 128], integer(-1)).or(F::U4G128),
             F::Mxfp4 => row("MXFP4", [32, 17, 0, 32], Codes::Table(&E2M1)).or(F::E2M1G32),
             F::Nvfp4 => row("NVFP4", [16, 9, 4, 16], Codes::Table(&E2M1)).or(F::E2M1G16),
+            F::F8B128 => row("F8_B128", [128, 132, 0, 128], Codes::E4m3).or(F::F8G128),
             F::U4G16 => row("U4_G16", [16, 16, 0, 16], integer(0)),
             F::U4G32 => row("U4_G32", [32, 24, 0, 32], integer(0)),
             F::U4G64 => row("U4_G64", [64, 40, 0, 64], integer(0)),

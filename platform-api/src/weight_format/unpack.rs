@@ -67,7 +67,7 @@ pub fn unpack(format: WeightFormat, block: &[u8], tail: &[u8], out: &mut Unpacke
             let group = format.block_values();
             nibbles(&block[4..], group, group.min(32), codes);
         }
-        F::F8G32 | F::F8G64 | F::F8G128 => {
+        F::F8G32 | F::F8G64 | F::F8G128 | F::F8B128 => {
             out.scales[0] = float(block, 0);
             bytes(&block[4..], codes);
         }

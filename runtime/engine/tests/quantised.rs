@@ -59,6 +59,7 @@ formats! {
     hqq_3_by_columns_on_cpu, hqq_3_by_columns_on_reference => "hqq-3-axis-0";
     hqq_mixed_by_kind_on_cpu, hqq_mixed_by_kind_on_reference => "hqq-mixed";
     fp8_blocks_on_cpu, fp8_blocks_on_reference => "fp8-blocks";
+    fp8_square_blocks_on_cpu, fp8_square_blocks_on_reference => "fp8-square-blocks";
     model_optimizer_nvfp4_on_cpu, model_optimizer_nvfp4_on_reference => "modelopt-nvfp4";
     bits_and_bytes_nf4_on_cpu, bits_and_bytes_nf4_on_reference => "bnb-nf4";
     bits_and_bytes_fp4_on_cpu, bits_and_bytes_fp4_on_reference => "bnb-fp4";

@@ -609,6 +609,7 @@ fn dummies_have_the_blocks_of_their_checkpoint() {
         ("quant/gptq-8", dense),
         ("quant/ct-w8a16", dense),
         ("quant/fp8-blocks", dense),
+        ("quant/fp8-square-blocks", dense),
         ("gpt-oss-mxfp4", expert),
         ("gpt-oss-mxfp4", Role::weight(0, Linear::Q)),
     ] {

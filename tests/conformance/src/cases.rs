@@ -281,5 +281,24 @@ pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width
             out.extend(scale.to_le_bytes());
         }
     }
+    if format == WeightFormat::F8B128 {
+        share_scales(&mut out, rows as usize, blocks);
+    }
     out
+}
+
+/// Gives the rows of a block of 128 the scales of its first; those of neighbouring blocks are far apart.
+fn share_scales(out: &mut [u8], rows: usize, blocks: usize) {
+    let bytes = WeightFormat::F8B128.block_bytes();
+    for (row, group) in (0..rows).flat_map(|row| (0..blocks).map(move |group| (row, group))) {
+        let first = (row / 128 * 128 * blocks + group) * bytes;
+        let own = (row * blocks + group) * bytes;
+        let mut scale = [0; 4];
+        scale.copy_from_slice(&out[first..first + 4]);
+        if row % 128 == 0 {
+            let factor = [1.0, 0.5, 0.25][(row / 128 + group) % 3];
+            scale = (f32::from_le_bytes(scale) * factor).to_le_bytes();
+        }
+        out[own..own + 4].copy_from_slice(&scale);
+    }
 }

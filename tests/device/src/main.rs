@@ -59,7 +59,7 @@ const FAMILIES: [(&str, &str); 31] = [
 
 /// Tiny models of quantised checkpoints, a folder each. They run where `--golden` names them; the first of them, one of
 /// each kind of codes (U4, I8, E2M1, 8-bit floats), always.
-const QUANTISED: [&str; 25] = [
+const QUANTISED: [&str; 26] = [
     "quant/awq",
     "quant/gptq-8",
     "quant/ct-nvfp4",
@@ -71,6 +71,7 @@ const QUANTISED: [&str; 25] = [
     "quant/bnb-nf4",
     "quant/ct-mixed",
     "quant/ct-mxfp4",
+    "quant/fp8-square-blocks",
     "quant/ct-w4a16",
     "quant/ct-w4a16-asym",
     "quant/ct-w8a16",

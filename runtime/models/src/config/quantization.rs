@@ -108,11 +108,15 @@ impl Quantization {
     }
 
     /// The format of blocks or groups that most matrices of layers have, of rows of `columns` values; `None`: they are
-    /// plain, rows of 8-bit floats, or of a method whose configuration does not say. `of_expert`: the matrix is one.
+    /// plain, rows of 8-bit floats, or of a method whose configuration does not say. `of_expert`: the matrix is one; no
+    /// platform reads experts in square blocks.
     pub(crate) fn block_format(&self, columns: usize, of_expert: bool) -> Option<WeightFormat> {
         match self.method {
             Method::Mxfp4 => of_expert.then_some(WeightFormat::Mxfp4),
-            _ if self.is_fp8() => self.block.and_then(|_| WeightFormat::F8G128.narrowed(columns)),
+            _ if self.is_fp8() => match (self.block?, WeightFormat::F8G128.narrowed(columns)?) {
+                ([128, 128], WeightFormat::F8G128) if !of_expert => Some(WeightFormat::F8B128),
+                (_, groups) => Some(groups),
+            },
             Method::Awq | Method::Gptq | Method::Hqq | Method::CompressedTensors => {
                 let scheme = self.schemes.first()?;
                 let canonical = match scheme.bits {

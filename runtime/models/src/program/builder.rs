@@ -381,7 +381,7 @@ impl<'a> Builder<'a> {
         while let Some(&(first, _)) = rest.first() {
             let format = self.format(first)?;
             let mut count = 1;
-            while count < rest.len() && self.format(rest[count].0)? == format {
+            while count < rest.len() && have_like_rows(self.format(rest[count].0)?, format) {
                 count += 1;
             }
             let (merged, others) = rest.split_at(count);
@@ -522,7 +522,7 @@ impl<'a> Builder<'a> {
         let spec = Linear {
             in_features: self.local.slice(self.model, roles[0]).columns,
             out_features: width,
-            weight: self.format(roles[0])?,
+            weight: self.merged_format(&roles)?,
             act: self.options.act,
             out: projection.out_dtype,
             epilogue: Epilogue::None,
@@ -545,9 +545,13 @@ impl<'a> Builder<'a> {
     }
 
     /// The format of this rank's part of a weight: as it is handed out, or in narrower groups where the ranks cut its
-    /// columns inside of a group. Where 8-bit floats have no groups that narrow, their values in f32.
+    /// columns inside of a group. Where 8-bit floats have no groups that narrow, their values in f32; where the part is
+    /// no whole number of square blocks, groups of each row.
     pub(super) fn format(&self, role: Role) -> Result<WeightFormat> {
-        let format = (self.format_of)(role)?;
+        let format = match (self.format_of)(role)? {
+            WeightFormat::F8B128 if !self.rows(role).is_multiple_of(128) => WeightFormat::F8G128,
+            format => format,
+        };
         let columns = self.local.slice(self.model, role).columns as usize;
         if columns.is_multiple_of(format.block_values()) {
             return Ok(format);
@@ -559,9 +563,22 @@ impl<'a> Builder<'a> {
         Ok(format.narrowed(columns).unwrap_or(wide))
     }
 
+    /// The format of weights that are one matrix. Square blocks are the matrix's where they are every weight's.
+    fn merged_format(&self, roles: &[Role]) -> Result<WeightFormat> {
+        let first = self.format(roles[0])?;
+        if first == WeightFormat::F8B128 {
+            for &role in roles {
+                if self.format(role)? != first {
+                    return Ok(WeightFormat::F8G128);
+                }
+            }
+        }
+        Ok(first)
+    }
+
     /// A packed matrix, for the node that is pushed next.
     pub(super) fn matrix(&mut self, roles: &[Role]) -> Result<u16> {
-        let format = self.format(roles[0])?;
+        let format = self.merged_format(roles)?;
         let slice = self.local.slice(self.model, roles[0]);
         // Every rank's first column is a multiple of its columns.
         let block = format.block_values();
@@ -611,6 +628,15 @@ impl<'a> Builder<'a> {
     pub(super) fn rows(&self, role: Role) -> u32 {
         self.local.slice(self.model, role).rows
     }
+}
+
+/// Whether rows of two formats may lie in one matrix.
+fn have_like_rows(a: WeightFormat, b: WeightFormat) -> bool {
+    let groups = |format| match format {
+        WeightFormat::F8B128 => WeightFormat::F8G128,
+        format => format,
+    };
+    groups(a) == groups(b)
 }
 
 /// Neighbouring ranks whose columns stand side by side, as (first rank, number of ranks).

@@ -163,8 +163,15 @@ impl Grouped<'_> {
     /// The format in which rows of `columns` values are handed out. Groups out of order have no canonical form, nor
     /// have those that no canonical group divides: their rows are f32 values.
     pub(super) fn format(&self, columns: usize) -> WeightFormat {
-        let found = self.canonical(columns).filter(|_| self.group_of.is_none());
-        found.unwrap_or(WeightFormat::F32)
+        match self.canonical(columns).filter(|_| self.group_of.is_none()) {
+            Some(WeightFormat::F8G128) if self.has_square_blocks() => WeightFormat::F8B128,
+            found => found.unwrap_or(WeightFormat::F32),
+        }
+    }
+
+    /// Whether 128 rows from a multiple of 128 on have the same scales: those of F8_B128.
+    fn has_square_blocks(&self) -> bool {
+        self.elements == Elements::E4m3 && self.scales.rows.is_multiple_of(128) && self.row_order.is_none()
     }
 
     /// The largest canonical groups that divide the groups and rows of `columns` values.
@@ -206,7 +213,8 @@ impl Grouped<'_> {
     pub(super) fn has_form(&self, format: WeightFormat) -> bool {
         format == WeightFormat::F32
             || self.group_of.is_none()
-                && self.elements.formats().contains(&format)
+                && (self.elements.formats().contains(&format)
+                    || format == WeightFormat::F8B128 && self.has_square_blocks())
                 && self.group.is_multiple_of(format.layout().group)
     }
 

@@ -431,7 +431,11 @@ impl Weights {
         let Some(grouped) = finder.find()? else {
             return Ok(None);
         };
-        let format = grouped.format(columns);
+        let format = match grouped.format(columns) {
+            // Rows of a tensor that has others, too, may begin inside of a block.
+            WeightFormat::F8B128 if stored.rows.is_some() => WeightFormat::F8G128,
+            format => format,
+        };
         Ok(Some(WeightTensor {
             name: stored.name.clone(),
             bytes: Cow::Borrowed(&[]),

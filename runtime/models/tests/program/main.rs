@@ -224,6 +224,40 @@ fn ranks_of_whole_experts_agree_with_hugging_face() {
     }
 }
 
+/// The formats of the first layer's products on the last of so many ranks: of q, k and v; the output projection; gate
+/// and up; down.
+fn formats_of_layer(model: &str, size: u32) -> Vec<WeightFormat> {
+    let path = support::fixtures().join("models").join(model);
+    let files = ModelFiles::open(&path, LoadFormat::Auto, DummyWeights::default()).unwrap();
+    let options = options(8, Shard { rank: size - 1, size }, false);
+    let format_of = |role: Role| files.weights.format(role);
+    let layout = KvLayout::of(&files.description);
+    let built = build_forward(&files.description, &layout, &options, &format_of).unwrap();
+    let formats = built.program.nodes.iter().filter_map(|node| match &node.spec {
+        OpSpec::Linear(op) => Some(op.weight),
+        _ => None,
+    });
+    formats.take(4).collect()
+}
+
+/// Square blocks are a matrix's where each of its parts is a whole number of them; merged or cut otherwise, rows have
+/// groups of their own, and the same values.
+#[test]
+fn square_blocks_stay_where_nothing_cuts_them() {
+    use WeightFormat::{F8B128, F8G32, F8G64, F8G128};
+    let model = "quant/fp8-square-blocks";
+    // Keys and values have 64 rows.
+    assert_eq!(formats_of_layer(model, 1), [F8G128, F8B128, F8B128, F8B128]);
+    assert_eq!(formats_of_layer(model, 2), [F8G128, F8G64, F8B128, F8B128]);
+    assert_eq!(formats_of_layer(model, 4), [F8G128, F8G32, F8G128, F8G64]);
+    for ranks in [1, 2, 4] {
+        let over = Over { ranks, experts: false };
+        let (positions, worst) = compare(model, &format!("{model}/goldens.json"), over, true);
+        println!("{model} over {ranks}: {positions} positions, worst log-probability difference {worst:.2e}");
+        assert!(positions > 100, "only {positions} positions were compared");
+    }
+}
+
 /// The refusal of tiny model `model` on `size` ranks.
 fn refusal(model: &str, size: u32) -> String {
     let models = support::fixtures().join("models");

@@ -25,9 +25,14 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for format in WeightFormat::ALL {
         // Groups of 64 are between those of 32 and of 128, which run in every type.
-        use WeightFormat::{F8G64, I8G64, U4G64};
+        use WeightFormat::{F8B128, F8G64, I8G64, U4G64};
         let is_between = matches!(format, U4G64 | I8G64 | F8G64);
-        for dtype in FLOATS.into_iter().filter(|&dtype| !is_between || dtype == DType::F32) {
+        let runs = |dtype: &DType| match format {
+            // As rows of F8G128, but for what a platform makes of blocks.
+            F8B128 => *dtype == DType::BF16,
+            _ => !is_between || *dtype == DType::F32,
+        };
+        for dtype in FLOATS.into_iter().filter(runs) {
             embedding(seed, format, dtype, &mut cases);
             linear(seed, format, dtype, &mut cases);
             moe_linear(seed, format, dtype, &mut cases);
@@ -133,11 +138,14 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         // More than own kernels take, in whole steps of four tokens and not.
         (515, 640, 1040, true, true, 0),
         (516, 640, 528, false, true, 0),
+        // Whole blocks of 128 rows, of a whole multiple of four groups and not.
+        (515, 640, 1024, true, true, 0),
+        (520, 512, 384, false, false, 0),
     ];
     let large: &[_] = match (format, act) {
         (WeightFormat::BF16, DType::BF16) => &large,
         (WeightFormat::F8E4M3, DType::BF16) => &large_in_bytes,
-        (WeightFormat::F8G128, DType::BF16) => &large_in_groups,
+        (WeightFormat::F8G128 | WeightFormat::F8B128, DType::BF16) => &large_in_groups,
         _ => &[],
     };
     // More blocks than a row has threads, for products in blocks; exact sums of so many terms err by their order.
@@ -184,10 +192,10 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
 /// How near a product of `terms` terms is to the oracle's.
 fn product_class(format: WeightFormat, act: DType, terms: u32, may_round: bool) -> Class {
     let terms = terms as usize;
-    use WeightFormat::{F8E4M3, F8G32, F8G64, F8G128};
+    use WeightFormat::{F8B128, F8E4M3, F8G32, F8G64, F8G128};
     match (may_round, format) {
         (false, _) => Class::Product { terms, act },
-        (true, F8E4M3 | F8G32 | F8G64 | F8G128) => Class::RoundedProduct { terms },
+        (true, F8E4M3 | F8G32 | F8G64 | F8G128 | F8B128) => Class::RoundedProduct { terms },
         (true, _) => Class::QuantizedProduct { terms },
     }
 }
