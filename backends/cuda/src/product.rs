@@ -205,7 +205,10 @@ pub fn takes(spec: &ProductSpec) -> bool {
         DType::F8E4M3 => &[DType::F16, DType::BF16, DType::F32],
         _ => &[],
     };
-    let scales = spec.scale_depth == 0 || is_eight_bit(spec) && spec.scale_depth == 128;
+    let scales = match spec.scale_depth {
+        0 => !spec.weight_blocks,
+        depth => is_eight_bit(spec) && depth == 128,
+    };
     spec.act == spec.weight && outs.contains(&spec.out) && scales
 }
 
@@ -214,9 +217,10 @@ impl Operation {
     fn new(spec: &ProductSpec, weight_scales: DevicePtr, x_scales: DevicePtr) -> Result<Operation> {
         if !takes(spec) {
             return Err(Error::unsupported(format!(
-                "a library product of {:?} by {:?} to {:?}, scales of {} depths: it takes F32, F16, BF16 or F8E4M3 for \
-                 both (of F8E4M3 scales of 128 depths, too), and gives the same type (of F8E4M3: a wider one) or F32",
-                spec.act, spec.weight, spec.out, spec.scale_depth
+                "a library product of {:?} by {:?} to {:?}, scales of {} depths (blocks: {}): it takes F32, F16, BF16 \
+                 or F8E4M3 for both (of F8E4M3 scales of 128 depths, and of blocks of them, too), and gives the same \
+                 type (of F8E4M3: a wider one) or F32",
+                spec.act, spec.weight, spec.out, spec.scale_depth, spec.weight_blocks
             )));
         }
         let mut made = std::ptr::null_mut();
@@ -236,12 +240,16 @@ impl Operation {
         operation.set(CUBLASLT_MATMUL_DESC_TRANSA, 1i32)?;
         if is_eight_bit(spec) {
             use lt::cublasLtMatmulMatrixScale_t::*;
-            let mode = match spec.scale_depth {
+            let of_tokens = match spec.scale_depth {
                 0 => CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32,
                 _ => CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F as i32,
             };
-            operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode)?;
-            operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode)?;
+            let of_weights = match spec.weight_blocks {
+                true => CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F as i32,
+                false => of_tokens,
+            };
+            operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, of_weights)?;
+            operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, of_tokens)?;
             operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight_scales)?;
             operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x_scales)?;
         }

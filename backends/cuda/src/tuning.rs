@@ -236,8 +236,10 @@ fn title(product: &LtProduct) -> String {
         accumulate: false,
         ..*product.spec()
     };
-    // Files of before there was a depth are good where there is none.
-    let spec = format!("{spec:?}").replace(", scale_depth: 0", "");
+    // Files of before there were depths and blocks are good where there are none.
+    let spec = format!("{spec:?}")
+        .replace(", weight_blocks: false", "")
+        .replace(", scale_depth: 0", "");
     format!(
         "halyard products 1\n{}\n{spec}\n{CANDIDATES} candidates, {WORKSPACE_BYTES} bytes of workspace\n",
         product.products().basis

@@ -112,6 +112,8 @@ pub struct ProductSpec {
     pub max_tokens: u32,
     /// Of 8-bit floats: neighbours of a row, of x and of w, that share a scale; 0: all of a row.
     pub scale_depth: u32,
+    /// Whether as many rows of w share it, too.
+    pub weight_blocks: bool,
 }
 
 impl ProductSpec {

@@ -129,6 +129,7 @@ mod tests {
             accumulate,
             max_tokens: 16,
             scale_depth: 0,
+            weight_blocks: false,
         };
         let exact: Vec<u8> = (0..5)
             .flat_map(|token| (0..OUT_FEATURES + PADDING).map(move |row| (token, row)))

@@ -196,6 +196,7 @@ fn every_kind_of_product_is_tested() {
                     accumulate,
                     max_tokens: 4096,
                     scale_depth: 0,
+                    weight_blocks: false,
                 };
                 for wide in [true, false] {
                     let outcome = driver.outcome_of_product(&spec, wide);

@@ -100,7 +100,7 @@ impl Linear {
         }
         if !reads(op.weight) {
             return Err(Error::unsupported(format!(
-                "linear: rows of {} are not read here; F32, F16, BF16, F8_E4M3, {IN_BLOCKS} are",
+                "linear: rows of {} are not read here; F32, F16, BF16, F8_E4M3, F8_B128, {IN_BLOCKS} are",
                 op.weight.name()
             )));
         }
@@ -318,7 +318,7 @@ pub(super) fn pack_in_pieces(
 
 /// Whether the kernels read rows of a format.
 fn reads(format: WeightFormat) -> bool {
-    format.is_plain() || format == WeightFormat::F8E4M3 || in_blocks(format)
+    format.is_plain() || matches!(format, WeightFormat::F8E4M3 | WeightFormat::F8B128) || in_blocks(format)
 }
 
 /// Whether the file's bytes are the layout's.

@@ -231,7 +231,7 @@ fn over(devices: Vec<devices::Device>, section: impl Fn(&Arc<Recorder>) -> Strin
     text
 }
 
-const FORMATS: [WeightFormat; 10] = [
+const FORMATS: [WeightFormat; 11] = [
     WeightFormat::F32,
     WeightFormat::F16,
     WeightFormat::BF16,
@@ -240,6 +240,7 @@ const FORMATS: [WeightFormat; 10] = [
     WeightFormat::Q4K,
     WeightFormat::F8E4M3,
     WeightFormat::F8G128,
+    WeightFormat::F8B128,
     WeightFormat::U4G128,
     WeightFormat::Nf4G64,
 ];

@@ -143,9 +143,10 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// 64 threads have a record: 16 bytes of its codes each, and eight of them a scale.
+// 64 threads have a record: 16 bytes of its codes each, and eight of them a scale. Of blocks, whose 128 rows have the
+// same scales, the first record has the block's.
 extern "C" __global__ void __launch_bounds__(256)
-    rows_of_records(const u8 *records, u8 *codes, float *scales, u32 k, u32 first_row, u32 num_rows) {
+    rows_of_records(const u8 *records, u8 *codes, float *scales, u32 k, u32 first_row, u32 num_rows, u32 blocks) {
     constexpr u32 kCodes = 1024, kRecord = kCodes + 32;
     u32 groups = k / 128, unit = threadIdx.x % 64, record = blockIdx.x * 4 + threadIdx.x / 64;
     u32 group = record % groups, block = record / groups, row = 8 * block + unit % 32 / 4, scaled = 8 * block + unit;
@@ -156,7 +157,8 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 lane = unit % 4 ^ row % 8 / 2;
     uint4 word = load_streaming(from + 16 * unit);
     if (row < num_rows) *(uint4 *)(codes + (u64)row * k + 128 * group + 64 * (unit / 32) + 16 * lane) = word;
-    if (unit < 8 && scaled < num_rows)
-        scales[(u64)group * num_rows + scaled] = ((const float *)(from + kCodes))[unit];
+    float scale = ((const float *)(from + kCodes))[unit % 8];
+    if (blocks && unit == 0 && row % 128 == 0) scales[row / 128 * ((groups + 3) / 4 * 4) + group] = scale;
+    if (!blocks && unit < 8 && scaled < num_rows) scales[(u64)group * num_rows + scaled] = scale;
 }
 #endif

@@ -3,7 +3,7 @@
 #include "formats.h"
 
 extern "C" void rows_of_records(const void *records, unsigned char *codes, float *scales, unsigned k,
-                                unsigned first_row, unsigned num_rows);
+                                unsigned first_row, unsigned num_rows, unsigned blocks);
 extern "C" void scaled_groups(const void *x, unsigned x_stride, unsigned char *codes, float *scales, unsigned k,
                               unsigned columns);
 
@@ -22,7 +22,7 @@ int main() {
     std::vector<std::uint8_t> codes((rows + 1) * k, 77);
     std::vector<float> scales(groups * rows + 1, 77);
     launch(((rows + 7) / 8 * groups + 3) / 4, 1, 256,
-           [&] { rows_of_records(records.data(), codes.data(), scales.data(), k, first, rows); });
+           [&] { rows_of_records(records.data(), codes.data(), scales.data(), k, first, rows, 0); });
     for (unsigned row = 0; row < rows; row++)
         for (unsigned d = 0; d < k; d++)
             verdict.compare(codes[row * k + place_of(d)], matrix.codes[(first + row) * k + d], 0.5, "row, depth", row,
@@ -34,6 +34,26 @@ int main() {
         }
     verdict.compare(codes[rows * k], 77, 0.5, "behind the last row", 0, 0, 0);
     verdict.compare(scales[groups * rows], 77, 0.5, "behind the last scale", 0, 0, 0);
+
+    // Of blocks the scale of their first rows, in rows of a multiple of four.
+    const unsigned more = 3 * 128, begin = 128, blocks = (more - begin) / 128, padded = (groups + 3) / 4 * 4;
+    const Matrix large = random_matrix(format, more, k);
+    auto of_large = records_of(format, large, more, k);
+    std::vector<std::uint8_t> large_codes((more - begin) * k, 77);
+    std::vector<float> of_blocks(blocks * padded + 1, 77);
+    launch(((more - begin) / 8 * groups + 3) / 4, 1, 256, [&] {
+        rows_of_records(of_large.data(), large_codes.data(), of_blocks.data(), k, begin, more - begin, 1);
+    });
+    for (unsigned block = 0; block < blocks; block++)
+        for (unsigned g = 0; g < padded; g++) {
+            float expected = g < groups ? large.scales[(begin + 128 * block) * groups + g] : 77;
+            verdict.compare(of_blocks[block * padded + g], expected, 1e-9, "block, group", block, g, 0);
+        }
+    verdict.compare(of_blocks[blocks * padded], 77, 0.5, "behind the last block", 0, 0, 0);
+    for (unsigned row = 0; row < more - begin; row++)
+        for (unsigned d = 0; d < k; d++)
+            verdict.compare(large_codes[row * k + place_of(d)], large.codes[(begin + row) * k + d], 0.5,
+                            "row, depth of blocks", row, d, 0);
 
     // More depths than a block has threads for at a time.
     const unsigned depth = 128 * 18, runs = depth / 128, tokens = 3, stride = depth + 8, columns = 4;

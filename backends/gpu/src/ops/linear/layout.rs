@@ -35,6 +35,7 @@ impl WeightLayout {
             WeightFormat::F16 => DType::F16,
             WeightFormat::BF16 => DType::BF16,
             WeightFormat::F8E4M3 => return WeightLayout::Scaled,
+            WeightFormat::F8B128 => return RECORDS_OF_FLOATS,
             format => return WeightLayout::Planes(format),
         };
         WeightLayout::Plain(if op.act == DType::F32 { canonical } else { op.act })

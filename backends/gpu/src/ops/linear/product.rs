@@ -149,6 +149,7 @@ impl LibraryProduct {
                 Some(Rounding::Groups(_)) => round_groups::DEPTH,
                 _ => 0,
             },
+            weight_blocks: matches!(rounding, Some(Rounding::Groups(_))) && round_groups::has_blocks(op),
         };
         let token_step = spec(n, DType::F32, false, 1).token_step();
         let max_tokens = op.max_tokens.next_multiple_of(token_step);
@@ -378,11 +379,11 @@ impl Path for LibraryProduct {
     }
 }
 
-/// Rows unpacked at a time: as few equal pieces as scratch allows, at multiples of 64.
+/// Rows unpacked at a time: as few equal pieces as scratch allows, at multiples of 128.
 fn piece_rows(n: u32, row_bytes: u64) -> u32 {
-    let most = (SCRATCH_BYTES / row_bytes.max(1) / 64 * 64).max(64);
+    let most = (SCRATCH_BYTES / row_bytes.max(1) / 128 * 128).max(128);
     let pieces = u64::from(n).div_ceil(most);
-    u64::from(n).div_ceil(pieces).next_multiple_of(64).min(most) as u32
+    u64::from(n).div_ceil(pieces).next_multiple_of(128).min(most) as u32
 }
 
 /// Tokens of so many bytes each that lie in scratch at a time.
@@ -399,7 +400,7 @@ mod tests {
         for (n, row_bytes) in [(128_256, 8192u64), (33, 640), (4096, 28_672), (28_672, 8192)] {
             let rows = piece_rows(n, row_bytes);
             assert!(u64::from(rows) * row_bytes <= SCRATCH_BYTES, "{n} rows of {row_bytes}");
-            assert!(rows >= n.min(64) && rows.is_multiple_of(64));
+            assert!(rows >= n.min(128) && rows.is_multiple_of(128));
         }
         assert_eq!(piece_rows(4096, 28_672), 2048);
     }
@@ -408,6 +409,6 @@ mod tests {
     fn a_row_too_wide_for_scratch_still_makes_progress() {
         assert_eq!(pass_tokens(4 * u64::from(u32::MAX), 512), 1);
         assert_eq!(pass_tokens(4 * 1024, 512), 512);
-        assert_eq!(piece_rows(100, 1 << 30), 64);
+        assert_eq!(piece_rows(100, 1 << 30), 128);
     }
 }

@@ -2,7 +2,7 @@
 //! library's product of such operands takes. Only where the op allows activations to be rounded.
 
 use halyard_kernels_gpu::LINEAR_SCALED_TOKENS;
-use halyard_platform_api::{Result, ops};
+use halyard_platform_api::{Result, WeightFormat, ops};
 
 use super::layout::{GROUP, RECORD_ROWS, RECORDS_OF_FLOATS, WeightLayout};
 use super::round_tokens;
@@ -22,6 +22,11 @@ pub(super) fn takes(op: &ops::Linear, layout: WeightLayout, facts: &Facts) -> bo
         && round_tokens::may_round(op)
         && op.in_features.is_multiple_of(DEPTH)
         && facts.arch == "sm_90a"
+}
+
+/// Whether every `DEPTH` rows of the weight share their scales.
+pub(super) fn has_blocks(op: &ops::Linear) -> bool {
+    op.weight == WeightFormat::F8B128 && op.out_features.is_multiple_of(DEPTH)
 }
 
 /// Bytes of the scales of a row of `k` values.
@@ -77,6 +82,7 @@ impl RoundGroups {
 pub(super) struct UnpackCodes {
     function: Function,
     k: u32,
+    blocks: bool,
 }
 
 impl UnpackCodes {
@@ -88,10 +94,12 @@ impl UnpackCodes {
         Ok(UnpackCodes {
             function: function(cx, op, "rows_of_records")?,
             k: op.in_features,
+            blocks: has_blocks(op),
         })
     }
 
-    /// Brings rows of a weight to `codes`, and to `scales` \[k / 128, rows\]. The first row is a record's first.
+    /// Brings rows of a weight to `codes`, and to `scales` \[k / 128, rows\], or those of blocks \[rows / 128, k / 128,
+    /// but a multiple of four\]. The first row is a record's first, or a block's.
     pub(super) fn encode(
         &self,
         encoding: &mut Encoding,
@@ -109,6 +117,7 @@ impl UnpackCodes {
             Arg::U32(self.k),
             Arg::U32(first_row),
             Arg::U32(rows),
+            Arg::U32(u32::from(self.blocks)),
         ];
         encoding.launch(self.function, [records.div_ceil(4) as u32, 1, 1], THREADS, 0, &args);
     }
