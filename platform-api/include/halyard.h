@@ -205,8 +205,8 @@ extern "C" {
 /** One byte s, an 8-bit float as in F8E4M3, 8 bytes of nibbles: byte j holds value j in its low nibble, value j + 8 in
  * its high one. The row's tail is t, an f32; value = (t·s)·E2M1[q], E2M1 as in Mxfp4. */
 #define HALYARD_WEIGHT_NVFP4 33u
-/** Rows as in F8G128. Of 128 rows from a multiple of 128 on, a group's scales are the same: the matrix has one for each
- * block of 128 × 128. */
+/** Rows as in F8G128. In `linear`, 128 rows of the matrix from a multiple of 128 on (the last ones may be fewer) have
+ * the same scales of groups: there is one for each block of 128 × 128. */
 #define HALYARD_WEIGHT_F8B128 34u
 #define HALYARD_WEIGHT_U4G16 40u /**< f32 d, f32 m, 8 bytes of nibbles as in Nvfp4; value = d·q + m. */
 #define HALYARD_WEIGHT_U4G32 41u /**< f32 d, f32 m, 16 bytes of nibbles as in Q4_0; value = d·q + m. */

@@ -101,8 +101,8 @@ wire_enum! {
         /// One byte s, an 8-bit float as in F8E4M3, 8 bytes of nibbles: byte j holds value j in its low nibble, value
         /// j + 8 in its high one. The row's tail is t, an f32; value = (t·s)·E2M1\[q\], E2M1 as in Mxfp4.
         Nvfp4 = 33,
-        /// Rows as in F8G128. Of 128 rows from a multiple of 128 on, a group's scales are the same: the matrix has one
-        /// for each block of 128 × 128.
+        /// Rows as in F8G128. In `linear`, 128 rows of the matrix from a multiple of 128 on (the last ones may be
+        /// fewer) have the same scales of groups: there is one for each block of 128 × 128.
         F8B128 = 34,
         /// f32 d, f32 m, 8 bytes of nibbles as in Nvfp4; value = d·q + m.
         U4G16 = 40,

@@ -108,8 +108,8 @@ impl Quantization {
     }
 
     /// The format of blocks or groups that most matrices of layers have, of rows of `columns` values; `None`: they are
-    /// plain, rows of 8-bit floats, or of a method whose configuration does not say. `of_expert`: the matrix is one; no
-    /// platform reads experts in square blocks.
+    /// plain, rows of 8-bit floats, or of a method whose configuration does not say. `of_expert`: the matrix is one;
+    /// square blocks serve `linear` alone.
     pub(crate) fn block_format(&self, columns: usize, of_expert: bool) -> Option<WeightFormat> {
         match self.method {
             Method::Mxfp4 => of_expert.then_some(WeightFormat::Mxfp4),

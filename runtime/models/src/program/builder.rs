@@ -546,18 +546,20 @@ impl<'a> Builder<'a> {
 
     /// The format of this rank's part of a weight: as it is handed out, or in narrower groups where the ranks cut its
     /// columns inside of a group. Where 8-bit floats have no groups that narrow, their values in f32; where the part is
-    /// no whole number of square blocks, groups of each row.
+    /// no whole number of square blocks, or begins inside of one, groups of each row.
     pub(super) fn format(&self, role: Role) -> Result<WeightFormat> {
+        let slice = self.local.slice(self.model, role);
+        let has_whole_blocks = [slice.first_row, slice.rows].iter().all(|n| n.is_multiple_of(128));
         let format = match (self.format_of)(role)? {
-            WeightFormat::F8B128 if !self.rows(role).is_multiple_of(128) => WeightFormat::F8G128,
+            WeightFormat::F8B128 if !has_whole_blocks => WeightFormat::F8G128,
             format => format,
         };
-        let columns = self.local.slice(self.model, role).columns as usize;
+        let columns = slice.columns as usize;
         if columns.is_multiple_of(format.block_values()) {
             return Ok(format);
         }
         let wide = match format.layout().codes {
-            Codes::E4m3 if format.is_canonical() => WeightFormat::F32,
+            Codes::E4m3 if format.layout().group > 0 => WeightFormat::F32,
             _ => format,
         };
         Ok(format.narrowed(columns).unwrap_or(wide))

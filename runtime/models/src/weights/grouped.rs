@@ -164,14 +164,9 @@ impl Grouped<'_> {
     /// have those that no canonical group divides: their rows are f32 values.
     pub(super) fn format(&self, columns: usize) -> WeightFormat {
         match self.canonical(columns).filter(|_| self.group_of.is_none()) {
-            Some(WeightFormat::F8G128) if self.has_square_blocks() => WeightFormat::F8B128,
+            Some(WeightFormat::F8G128) if self.has_form(WeightFormat::F8B128) => WeightFormat::F8B128,
             found => found.unwrap_or(WeightFormat::F32),
         }
-    }
-
-    /// Whether 128 rows from a multiple of 128 on have the same scales: those of F8_B128.
-    fn has_square_blocks(&self) -> bool {
-        self.elements == Elements::E4m3 && self.scales.rows.is_multiple_of(128) && self.row_order.is_none()
     }
 
     /// The largest canonical groups that divide the groups and rows of `columns` values.
@@ -211,11 +206,15 @@ impl Grouped<'_> {
 
     /// Whether rows can be handed out in a format.
     pub(super) fn has_form(&self, format: WeightFormat) -> bool {
+        let holds_codes = match format {
+            // 128 rows from a multiple of 128 on have the same scales.
+            WeightFormat::F8B128 => {
+                self.elements == Elements::E4m3 && self.scales.rows.is_multiple_of(128) && self.row_order.is_none()
+            }
+            _ => self.elements.formats().contains(&format),
+        };
         format == WeightFormat::F32
-            || self.group_of.is_none()
-                && (self.elements.formats().contains(&format)
-                    || format == WeightFormat::F8B128 && self.has_square_blocks())
-                && self.group.is_multiple_of(format.layout().group)
+            || self.group_of.is_none() && holds_codes && self.group.is_multiple_of(format.layout().group)
     }
 
     /// The first scale or zero point that is no finite number: which of them, its place, what it is.

@@ -264,7 +264,7 @@ impl Weights {
 
     /// A weight of this shape as it is stored.
     fn stored_tensor(&self, role: Role, stored: StoredName, expected: Vec<usize>) -> Result<WeightTensor<'_>> {
-        if let Some(grouped) = self.grouped(&stored, &expected)? {
+        if let Some(grouped) = self.grouped(role, &stored, &expected)? {
             return Ok(self.coded(role, self.orders.sorted(role, grouped)));
         }
         let StoredName { name, member, rows } = stored;
@@ -407,7 +407,7 @@ impl Weights {
     }
 
     /// A matrix whose codes and scales are several tensors; `None` where it is not one.
-    fn grouped(&self, stored: &StoredName, shape: &[usize]) -> Result<Option<WeightTensor<'_>>> {
+    fn grouped(&self, role: Role, stored: &StoredName, shape: &[usize]) -> Result<Option<WeightTensor<'_>>> {
         let (
             Source::Safetensors {
                 files, quantization, ..
@@ -431,9 +431,9 @@ impl Weights {
         let Some(grouped) = finder.find()? else {
             return Ok(None);
         };
+        let is_cut = stored.rows.is_some_and(|rows| !rows.are_runs_of(128));
         let format = match grouped.format(columns) {
-            // Rows of a tensor that has others, too, may begin inside of a block.
-            WeightFormat::F8B128 if stored.rows.is_some() => WeightFormat::F8G128,
+            WeightFormat::F8B128 if is_cut || !is_of_linear(role) => WeightFormat::F8G128,
             format => format,
         };
         Ok(Some(WeightTensor {
@@ -674,6 +674,14 @@ fn first_found(mut names: Vec<StoredName>, is_there: impl Fn(&str) -> bool) -> S
 /// matrices of latent attention's heads stay in the file's type, too.
 fn is_layer_matrix(role: Role) -> bool {
     matches!(role, Role::Layer(_, Part::Weight(linear)) if !matches!(linear, Linear::Router | Linear::SharedWeight))
+        && !is_of_heads(role)
+}
+
+/// A matrix that the op `linear` multiplies by.
+fn is_of_linear(role: Role) -> bool {
+    role.is_matrix()
+        && !matches!(role, Role::Embedding | Role::Positions)
+        && !matches!(role, Role::Layer(_, Part::Weight(Linear::Expert(..))))
         && !is_of_heads(role)
 }
 

@@ -94,6 +94,13 @@ pub(super) struct PackedRows {
 }
 
 impl PackedRows {
+    /// Whether the weight is whole runs of so many rows that stand as such in the tensor.
+    pub(super) fn are_runs_of(self, rows: usize) -> bool {
+        [self.first, self.run, self.stride]
+            .iter()
+            .all(|n| n.is_multiple_of(rows))
+    }
+
     pub(super) fn stored(self, row: usize) -> usize {
         self.first + row / self.run * self.stride + row % self.run
     }

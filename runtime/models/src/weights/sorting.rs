@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use halyard_platform_api::WeightFormat;
+
 use super::role::{Input, Linear, Part, Role};
 use super::tensor::{Coding, WeightTensor};
 use crate::config::{LayerDescription, MlpDescription, ModelDescription};
@@ -87,6 +89,10 @@ impl Orders {
         }
         if input == Input::Mlp {
             grouped.row_order = self.of(layer, Input::Activated);
+            if grouped.row_order.is_some() && tensor.format == WeightFormat::F8B128 {
+                // Rows of several blocks become neighbours.
+                tensor.format = WeightFormat::F8G128;
+            }
         }
         tensor
     }
@@ -136,5 +142,59 @@ impl<'w, F: Fn(Role) -> Result<WeightTensor<'w>>> Finder<'_, F> {
             }
         }
         Ok(found.map(Arc::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::super::grouped::{Elements, Global, Grouped, Numbers, Scales, Zeros};
+    use super::super::packed::PackedCodes;
+    use super::super::role::MlpLinear;
+    use super::super::tensor::{Change, StoredRows};
+    use super::*;
+
+    /// Rows of an up projection that take other places are no square blocks any more.
+    #[test]
+    fn rows_in_another_order_have_no_blocks() {
+        let codes = [0x38; 256 * 128];
+        let tensor = || {
+            let grouped = Grouped {
+                codes: PackedCodes::Bytes(&codes),
+                elements: Elements::E4m3,
+                group: 128,
+                scales: Scales {
+                    numbers: Numbers::Made(vec![1.0, 2.0]),
+                    rows: 128,
+                    row_stride: 1,
+                    group_stride: 1,
+                    period: 2,
+                    global: Global::None,
+                },
+                zeros: Zeros::All(0.0),
+                group_of: None,
+                order: None,
+                row_order: None,
+            };
+            WeightTensor {
+                name: String::new(),
+                bytes: Cow::Borrowed(&[]),
+                format: grouped.format(128),
+                stored_rows: StoredRows::Whole,
+                shape: vec![256, 128],
+                coding: Coding::Grouped(Box::new(grouped)),
+                turned_from: None,
+                change: Change::default(),
+            }
+        };
+        let up = Role::weight(0, Linear::Mlp(MlpLinear::Up));
+        let kept = Orders::default().sorted(up, tensor());
+        assert_eq!(kept.format, WeightFormat::F8B128);
+        let order: Arc<[u32]> = (0..256).rev().collect();
+        let orders = Orders(BTreeMap::from([((0, Input::Activated), order)]));
+        let moved = orders.sorted(up, tensor());
+        assert_eq!(moved.format, WeightFormat::F8G128);
+        assert!(moved.in_format(WeightFormat::F8B128).is_err());
     }
 }

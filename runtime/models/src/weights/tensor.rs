@@ -362,9 +362,14 @@ impl<'w> WeightTensor<'w> {
     /// Some columns of rows of the format `from`, in the tensor's format.
     fn turned(&self, from: WeightFormat, rows: Range<usize>, columns: Range<usize>) -> Vec<u8> {
         let native = WeightTensor {
+            name: String::new(),
+            bytes: Cow::Borrowed(&self.bytes),
             format: from,
+            stored_rows: self.stored_rows,
+            shape: self.shape.clone(),
+            coding: self.coding.clone(),
             turned_from: None,
-            ..self.clone()
+            change: self.change,
         };
         let row_len = self.row_len();
         let (mut bytes, mut whole) = (Vec::new(), Vec::new());

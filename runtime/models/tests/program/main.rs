@@ -9,7 +9,7 @@ mod interpreter;
 mod support;
 
 use halyard_models::config::MlpDescription;
-use halyard_models::program::{KvLayout, ProgramOptions, Shard, TensorRole, build_forward};
+use halyard_models::program::{KvLayout, ProgramOptions, Shard, TensorRole, build_forward, build_head};
 use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
 use halyard_platform_api::{DType, OpSpec, WeightFormat};
 use serde_json::Value;
@@ -256,6 +256,37 @@ fn square_blocks_stay_where_nothing_cuts_them() {
         println!("{model} over {ranks}: {positions} positions, worst log-probability difference {worst:.2e}");
         assert!(positions > 100, "only {positions} positions were compared");
     }
+}
+
+/// Square blocks whose columns no group divides are asked for as f32, and a last rank's logits that begin inside of a
+/// block in groups.
+#[test]
+fn square_blocks_that_ranks_cut_have_another_form() {
+    let path = support::fixtures().join("models/quant/fp8-square-blocks");
+    let files = ModelFiles::open(&path, LoadFormat::Auto, DummyWeights::default()).unwrap();
+    let mut description = (*files.description).clone();
+    description.vocab_size = 752;
+    for layer in &mut description.layers {
+        if let MlpDescription::Dense(mlp) = &mut layer.mlp {
+            mlp.intermediate_size = 176;
+        }
+    }
+    let formats = |nodes: &[halyard_platform_api::Node]| -> Vec<WeightFormat> {
+        let format = |node: &halyard_platform_api::Node| match &node.spec {
+            OpSpec::Linear(op) => Some(op.weight),
+            _ => None,
+        };
+        nodes.iter().filter_map(format).collect()
+    };
+    let options = options(8, Shard { rank: 1, size: 2 }, false);
+    let format_of = |_: Role| Ok(WeightFormat::F8B128);
+    let layout = KvLayout::of(&description);
+    let layers = build_forward(&description, &layout, &options, &format_of).unwrap();
+    // 88 columns of down.
+    assert_eq!(formats(&layers.program.nodes)[3], WeightFormat::F32);
+    let head = build_head(&description, &options, &format_of).unwrap();
+    // 384 rows, from row 368 on.
+    assert_eq!(formats(&head.program.nodes), [WeightFormat::F8G128]);
 }
 
 /// The refusal of tiny model `model` on `size` ranks.
