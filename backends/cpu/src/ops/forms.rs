@@ -47,7 +47,7 @@ fn own(format: WeightFormat) -> Option<Kernel> {
         WeightFormat::I8G32 => Kernel::I8G32,
         WeightFormat::I8G128 => Kernel::I8G128,
         WeightFormat::F8G32 => Kernel::F8G32,
-        WeightFormat::F8G128 => Kernel::F8G128,
+        WeightFormat::F8G128 | WeightFormat::F8B128 => Kernel::F8G128,
         _ => return None,
     })
 }
