@@ -140,7 +140,7 @@ pub struct ProductCall {
     pub out_stride: u32,
     /// Of 8-bit floats: f32, a scale a row of x, or with a `scale_depth` \[K / depth, rows\]; else 0.
     pub x_scales: DevicePtr,
-    /// The same of w.
+    /// The same of w; with `weight_blocks` \[rows / depth, K / depth rounded up to a multiple of four\].
     pub weight_scales: DevicePtr,
 }
 

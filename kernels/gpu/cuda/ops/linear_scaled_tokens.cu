@@ -14,7 +14,8 @@
 // scaled_groups: grid tokens, 256 threads; `scales` [k / 128][`columns`], the token's in its column. Needs: k a
 // multiple of 128, x_stride one of 8, x and codes 16-byte aligned.
 // rows_of_records: grid ⌈rows / 8⌉ · k / 512 rounded up, 256 threads: rows from `first_row`, a multiple of 8, to
-// `codes` [rows][k] and `scales` [k / 128][rows].
+// `codes` [rows][k] and `scales` [k / 128][rows]; with `blocks` [rows / 128][k / 128 rounded up to a multiple of four],
+// and first_row and rows multiples of 128.
 // check: -DACT=bf16 -DKEPT=8 -DNORM=0 -DRECORDS=0
 // check: -DACT=f16 -DKEPT=1 -DNORM=0 -DRECORDS=0
 // check: -DACT=bf16 -DKEPT=2 -DNORM=1 -DRECORDS=1

@@ -11,6 +11,7 @@ use halyard_platform_api::{DType, Result};
 use super::call::{Call, Path, rows_aligned};
 use super::fusion::{Fusion, SmallBatchCall};
 use super::layout::{GROUP, RECORD_ROWS, RECORDS_OF_FLOATS, WeightLayout, record_bytes, scales_at};
+use super::round_groups;
 use super::round_tokens::{self, Norm, RoundTokens};
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
@@ -182,10 +183,12 @@ fn calls_or_none(
     }
     let large = form(&RINGS, rows, row_bytes, 1, facts);
     Some(match layout {
-        // Beyond these the library multiplies copies of codes. Every block of 128 tokens reads the weights again.
+        // Beyond these the library multiplies copies of codes, sooner where it takes whole blocks. Every block of 128
+        // tokens reads the weights again.
         RECORDS_OF_FLOATS => {
             let form = large?.with_scales(facts);
-            vec![Calls::new(64, 0, form), Calls::new(512, 1, form)]
+            let most = if round_groups::has_blocks(op) { 384 } else { 512 };
+            vec![Calls::new(64, 0, form), Calls::new(most, 1, form)]
         }
         WeightLayout::Scaled => vec![Calls::new(64, 0, large?), Calls::new(128, 1, large?)],
         _ => match large {
