@@ -120,7 +120,7 @@ fn products_of_rounded_tokens_conform() {
 }
 
 /// Products of bytes, one of them in every type; of five parts one a commit, as the compiler takes ten seconds for each
-/// row.
+/// row. (No part would be all rows: an empty filter.)
 fn dots_of_this_run() -> String {
     let parts = [
         "Q4_0 x F32",
@@ -129,9 +129,13 @@ fn dots_of_this_run() -> String {
         "Q4K x F32",
         "Q6K x F32",
     ];
+    of_this_run(&parts).copied().collect::<Vec<_>>().join("|")
+}
+
+/// The share of a list that `HALYARD_TEST_SHARE` names: at least one of them, each one in some run.
+fn of_this_run<T>(list: &[T]) -> impl Iterator<Item = &T> {
     let (part, of) = halyard_conformance::Options::of_test_run().share;
-    let of_this_run = parts.iter().skip(part).step_by(of);
-    of_this_run.copied().collect::<Vec<_>>().join("|")
+    list.iter().skip(part % list.len()).step_by(of.min(list.len()))
 }
 
 /// What GPUs run, on the one runtime at hand that has subgroups of a required size: processors' kernels do not use
@@ -145,7 +149,7 @@ fn kernels_with_subgroups_conform() {
         ("32", &["--op", "rms_norm"][..]),
         ("16", &["--op", "argmax"][..]),
         ("32", &["--op", "argmax"][..]),
-        ("16", &["--op", "attention", "--variant", "F32, kv F32"][..]),
+        ("16", &["--share", "--op", "attention", "--variant", "F32, kv F32"][..]),
         ("16", &["--op", "linear", "--variant", "Q4_1 x F32"][..]),
         ("16", &["--op", "linear", "--variant", "U4G128 x F32"][..]),
         ("32", &int8),
@@ -165,7 +169,7 @@ fn kernels_with_subgroups_conform() {
 }
 
 /// Kernels on matrix units with their products by plain operations, in the subgroups of either kind of GPU that has
-/// such units. (What the compiler for those GPUs makes of them: kernels/gpu/tests/intel.rs.) Every third row a commit,
+/// such units. (What the compiler for those GPUs makes of them: kernels/gpu/tests/intel.rs.) One row a commit,
 /// as compiling one takes up to half a minute.
 #[test]
 fn kernels_on_matrix_units_conform() {
@@ -207,8 +211,7 @@ fn kernels_on_matrix_units_conform() {
             ][..],
         ),
     ];
-    let (part, of) = halyard_conformance::Options::of_test_run().share;
-    for (columns, arguments) in rows.into_iter().skip(part % 3).step_by(of.min(3)) {
+    for &(columns, arguments) in of_this_run(&rows) {
         let intels = runtimes().into_iter().filter(|runtime| runtime.name == INTEL);
         let arguments = [arguments, &["--jobs", "2", "conformance"]].concat();
         let variables = [("HALYARD_OPENCL_MATRIX", columns)];
