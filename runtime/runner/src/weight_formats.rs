@@ -5,21 +5,12 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use halyard_models::program::ProgramOptions;
-use halyard_models::weights::{Linear as LinearOf, Part};
+use halyard_models::weights::Reader;
 use halyard_models::{ModelFiles, Result, Role};
 use halyard_platform_api::ops::{Embedding, Epilogue, HeadLinear, Linear, MoeLinear};
 use halyard_platform_api::{Device, OpSpec, WeightFormat};
 
 use crate::error::RunnerError;
-
-/// The ops that read weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reader {
-    Embedding,
-    Linear,
-    Experts,
-    Heads,
-}
 
 /// What was settled for a format in an op.
 struct Settled {
@@ -65,12 +56,7 @@ impl<'a> WeightFormats<'a> {
             }
             return Ok(stored);
         }
-        let reader = match role {
-            Role::Embedding | Role::Positions => Reader::Embedding,
-            Role::Layer(_, Part::Weight(LinearOf::Expert(..))) => Reader::Experts,
-            Role::Layer(_, Part::Weight(LinearOf::KeyUp | LinearOf::ValueUp)) => Reader::Heads,
-            _ => Reader::Linear,
-        };
+        let reader = role.reader();
         let forms = candidates(stored, self.columns(role));
         let mut settled = self.settled.borrow_mut();
         if let Some(known) = settled.iter().find(|s| s.reader == reader && s.forms == forms) {

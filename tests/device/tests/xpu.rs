@@ -169,8 +169,8 @@ fn kernels_with_subgroups_conform() {
 }
 
 /// Kernels on matrix units with their products by plain operations, in the subgroups of either kind of GPU that has
-/// such units. (What the compiler for those GPUs makes of them: kernels/gpu/tests/intel.rs.) One row a commit,
-/// as compiling one takes up to half a minute.
+/// such units. (What the compiler for those GPUs makes of them: kernels/gpu/tests/intel.rs.) One row a commit, as
+/// compiling one takes up to half a minute.
 #[test]
 fn kernels_on_matrix_units_conform() {
     let rows = [

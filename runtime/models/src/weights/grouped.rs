@@ -163,10 +163,8 @@ impl Grouped<'_> {
     /// The format in which rows of `columns` values are handed out. Groups out of order have no canonical form, nor
     /// have those that no canonical group divides: their rows are f32 values.
     pub(super) fn format(&self, columns: usize) -> WeightFormat {
-        match self.canonical(columns).filter(|_| self.group_of.is_none()) {
-            Some(WeightFormat::F8G128) if self.has_form(WeightFormat::F8B128) => WeightFormat::F8B128,
-            found => found.unwrap_or(WeightFormat::F32),
-        }
+        let found = self.canonical(columns).filter(|_| self.group_of.is_none());
+        found.unwrap_or(WeightFormat::F32)
     }
 
     /// The largest canonical groups that divide the groups and rows of `columns` values.

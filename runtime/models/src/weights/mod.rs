@@ -28,7 +28,7 @@ pub use dummy::{DummyFormat, DummyValues, DummyWeights};
 use finder::Finder;
 pub(crate) use names::{NameTables, NameTemplate, PackedOrder, PackedTensor};
 use names::{StoredName, stored_names};
-pub use role::{Input, Linear, MlpLinear, Norm, Part, Role};
+pub use role::{Input, Linear, MlpLinear, Norm, Part, Reader, Role};
 use sorting::{Fixed, Orders};
 pub use tensor::WeightTensor;
 use tensor::{Change, Coding, MXFP4_BLOCK, StoredRows};
@@ -264,8 +264,13 @@ impl Weights {
 
     /// A weight of this shape as it is stored.
     fn stored_tensor(&self, role: Role, stored: StoredName, expected: Vec<usize>) -> Result<WeightTensor<'_>> {
-        if let Some(grouped) = self.grouped(role, &stored, &expected)? {
-            return Ok(self.coded(role, self.orders.sorted(role, grouped)));
+        if let Some(grouped) = self.grouped(&stored, &expected)? {
+            let tensor = self.orders.sorted(role, grouped);
+            let tensor = match role.reader() {
+                Reader::Linear => tensor.in_square_blocks(),
+                _ => tensor,
+            };
+            return Ok(self.coded(role, tensor));
         }
         let StoredName { name, member, rows } = stored;
         let mut in_file = expected.clone();
@@ -328,7 +333,7 @@ impl Weights {
         let is_row = in_file.len() == 2 && in_file[0] == 1 && found[..] == in_file[1..];
         // Matrices of heads may be stored as matrices of their own.
         let is_stack = matches!((found[..].split_last(), &in_file[..]), (Some((columns, of_heads)), [rows, width])
-            if is_of_heads(role) && columns == width && of_heads.iter().product::<usize>() == *rows);
+            if role.reader() == Reader::Heads && columns == width && of_heads.iter().product::<usize>() == *rows);
         if *found != in_file && !is_row && !is_stack {
             return Err(ModelError::WrongShape {
                 path: path(),
@@ -407,7 +412,7 @@ impl Weights {
     }
 
     /// A matrix whose codes and scales are several tensors; `None` where it is not one.
-    fn grouped(&self, role: Role, stored: &StoredName, shape: &[usize]) -> Result<Option<WeightTensor<'_>>> {
+    fn grouped(&self, stored: &StoredName, shape: &[usize]) -> Result<Option<WeightTensor<'_>>> {
         let (
             Source::Safetensors {
                 files, quantization, ..
@@ -431,11 +436,7 @@ impl Weights {
         let Some(grouped) = finder.find()? else {
             return Ok(None);
         };
-        let is_cut = stored.rows.is_some_and(|rows| !rows.are_runs_of(128));
-        let format = match grouped.format(columns) {
-            WeightFormat::F8B128 if is_cut || !is_of_linear(role) => WeightFormat::F8G128,
-            format => format,
-        };
+        let format = grouped.format(columns);
         Ok(Some(WeightTensor {
             name: stored.name.clone(),
             bytes: Cow::Borrowed(&[]),
@@ -674,20 +675,7 @@ fn first_found(mut names: Vec<StoredName>, is_there: impl Fn(&str) -> bool) -> S
 /// matrices of latent attention's heads stay in the file's type, too.
 fn is_layer_matrix(role: Role) -> bool {
     matches!(role, Role::Layer(_, Part::Weight(linear)) if !matches!(linear, Linear::Router | Linear::SharedWeight))
-        && !is_of_heads(role)
-}
-
-/// A matrix that the op `linear` multiplies by.
-fn is_of_linear(role: Role) -> bool {
-    role.is_matrix()
-        && !matches!(role, Role::Embedding | Role::Positions)
-        && !matches!(role, Role::Layer(_, Part::Weight(Linear::Expert(..))))
-        && !is_of_heads(role)
-}
-
-/// A matrix for each head, one behind the other.
-fn is_of_heads(role: Role) -> bool {
-    matches!(role, Role::Layer(_, Part::Weight(Linear::KeyUp | Linear::ValueUp)))
+        && role.reader() != Reader::Heads
 }
 
 fn is_plain(format: WeightFormat) -> bool {

@@ -288,6 +288,19 @@ impl Part {
     }
 }
 
+/// The ops that read matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// `embedding`.
+    Embedding,
+    /// `linear`.
+    Linear,
+    /// `moe_linear`.
+    Experts,
+    /// `head_linear`.
+    Heads,
+}
+
 impl Role {
     /// The norm of a layer.
     #[must_use]
@@ -366,6 +379,17 @@ impl Role {
     #[must_use]
     pub fn is_norm(self) -> bool {
         matches!(self, Role::FinalNorm | Role::Layer(_, Part::Norm(_)))
+    }
+
+    /// The op that reads it, of a matrix.
+    #[must_use]
+    pub fn reader(self) -> Reader {
+        match self {
+            Role::Embedding | Role::Positions => Reader::Embedding,
+            Role::Layer(_, Part::Weight(Linear::Expert(..))) => Reader::Experts,
+            Role::Layer(_, Part::Weight(Linear::KeyUp | Linear::ValueUp)) => Reader::Heads,
+            _ => Reader::Linear,
+        }
     }
 
     /// Whether it is a matrix; the others are vectors.

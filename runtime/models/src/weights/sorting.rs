@@ -6,8 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use halyard_platform_api::WeightFormat;
-
 use super::role::{Input, Linear, Part, Role};
 use super::tensor::{Coding, WeightTensor};
 use crate::config::{LayerDescription, MlpDescription, ModelDescription};
@@ -89,10 +87,6 @@ impl Orders {
         }
         if input == Input::Mlp {
             grouped.row_order = self.of(layer, Input::Activated);
-            if grouped.row_order.is_some() && tensor.format == WeightFormat::F8B128 {
-                // Rows of several blocks become neighbours.
-                tensor.format = WeightFormat::F8G128;
-            }
         }
         tensor
     }
@@ -149,6 +143,8 @@ impl<'w, F: Fn(Role) -> Result<WeightTensor<'w>>> Finder<'_, F> {
 mod tests {
     use std::borrow::Cow;
 
+    use halyard_platform_api::WeightFormat;
+
     use super::super::grouped::{Elements, Global, Grouped, Numbers, Scales, Zeros};
     use super::super::packed::PackedCodes;
     use super::super::role::MlpLinear;
@@ -189,11 +185,11 @@ mod tests {
             }
         };
         let up = Role::weight(0, Linear::Mlp(MlpLinear::Up));
-        let kept = Orders::default().sorted(up, tensor());
+        let kept = Orders::default().sorted(up, tensor()).in_square_blocks();
         assert_eq!(kept.format, WeightFormat::F8B128);
         let order: Arc<[u32]> = (0..256).rev().collect();
         let orders = Orders(BTreeMap::from([((0, Input::Activated), order)]));
-        let moved = orders.sorted(up, tensor());
+        let moved = orders.sorted(up, tensor()).in_square_blocks();
         assert_eq!(moved.format, WeightFormat::F8G128);
         assert!(moved.in_format(WeightFormat::F8B128).is_err());
     }

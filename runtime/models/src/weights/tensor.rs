@@ -252,6 +252,19 @@ impl<'w> WeightTensor<'w> {
         Ok(self)
     }
 
+    /// The same weight as square blocks, where it is in groups whose scales and rows allow it.
+    pub(super) fn in_square_blocks(mut self) -> WeightTensor<'w> {
+        let is_cut = matches!(self.stored_rows, StoredRows::Packed(rows) if !rows.are_runs_of(128));
+        if let Coding::Grouped(grouped) = &self.coding
+            && self.format == WeightFormat::F8G128
+            && !is_cut
+            && grouped.has_form(WeightFormat::F8B128)
+        {
+            self.format = WeightFormat::F8B128;
+        }
+        self
+    }
+
     /// The plain format of values that are quantised to 8-bit floats on the way without another change, and their
     /// stored bytes; `None` for others.
     #[must_use]

@@ -11,7 +11,7 @@ mod support;
 use halyard_models::config::MlpDescription;
 use halyard_models::program::{KvLayout, ProgramOptions, Shard, TensorRole, build_forward, build_head};
 use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
-use halyard_platform_api::{DType, OpSpec, WeightFormat};
+use halyard_platform_api::{DType, Node, OpSpec, WeightFormat};
 use serde_json::Value;
 
 use interpreter::Interpreter;
@@ -233,11 +233,15 @@ fn formats_of_layer(model: &str, size: u32) -> Vec<WeightFormat> {
     let format_of = |role: Role| files.weights.format(role);
     let layout = KvLayout::of(&files.description);
     let built = build_forward(&files.description, &layout, &options, &format_of).unwrap();
-    let formats = built.program.nodes.iter().filter_map(|node| match &node.spec {
+    formats_of_linears(&built.program.nodes)[..4].to_vec()
+}
+
+fn formats_of_linears(nodes: &[Node]) -> Vec<WeightFormat> {
+    let format = |node: &Node| match &node.spec {
         OpSpec::Linear(op) => Some(op.weight),
         _ => None,
-    });
-    formats.take(4).collect()
+    };
+    nodes.iter().filter_map(format).collect()
 }
 
 /// Square blocks are a matrix's where each of its parts is a whole number of them; merged or cut otherwise, rows have
@@ -271,22 +275,15 @@ fn square_blocks_that_ranks_cut_have_another_form() {
             mlp.intermediate_size = 176;
         }
     }
-    let formats = |nodes: &[halyard_platform_api::Node]| -> Vec<WeightFormat> {
-        let format = |node: &halyard_platform_api::Node| match &node.spec {
-            OpSpec::Linear(op) => Some(op.weight),
-            _ => None,
-        };
-        nodes.iter().filter_map(format).collect()
-    };
     let options = options(8, Shard { rank: 1, size: 2 }, false);
     let format_of = |_: Role| Ok(WeightFormat::F8B128);
     let layout = KvLayout::of(&description);
     let layers = build_forward(&description, &layout, &options, &format_of).unwrap();
     // 88 columns of down.
-    assert_eq!(formats(&layers.program.nodes)[3], WeightFormat::F32);
+    assert_eq!(formats_of_linears(&layers.program.nodes)[3], WeightFormat::F32);
     let head = build_head(&description, &options, &format_of).unwrap();
     // 384 rows, from row 368 on.
-    assert_eq!(formats(&head.program.nodes), [WeightFormat::F8G128]);
+    assert_eq!(formats_of_linears(&head.program.nodes), [WeightFormat::F8G128]);
 }
 
 /// The refusal of tiny model `model` on `size` ranks.
